@@ -115,6 +115,16 @@ pub(super) fn is_denied(address: IpAddr, deny: &[IpNet]) -> bool {
 
 /// Whether the gate may dial an address.
 pub(super) fn vet(address: IpAddr, allow: &[IpNet], deny: &[IpNet]) -> Result<(), Unfit> {
+    vet_where(is_own, address, allow, deny)
+}
+
+/// The same on a machine whose own addresses these are.
+fn vet_where(
+    is_own: impl Fn(IpAddr) -> bool,
+    address: IpAddr,
+    allow: &[IpNet],
+    deny: &[IpNet],
+) -> Result<(), Unfit> {
     if is_denied(address, deny) {
         return Err(Unfit::Denied);
     }
@@ -309,6 +319,31 @@ mod tests {
         // Linux takes both for its own loopback.
         assert_eq!(ok("::", &["::/0"], &["0.0.0.0/8"]), Err(Unfit::Denied));
         assert_eq!(ok("::a01:203", &["::/96"], &[]), Err(Unfit::NotPublic));
+        // What stands where others have a private address is a number like another.
+        for address in [
+            "2606:4700::10.1.2.3",
+            "2606:4700::127.0.0.1",
+            "2a00:a01:203::1",
+            "2a00:7f00:1::1",
+        ] {
+            assert_eq!(ok(address, &[], &["10.0.0.0/8"]), Ok(()), "{address}");
+        }
+    }
+
+    /// A machine on the Internet has services for itself alone, as another one inside has.
+    #[test]
+    fn an_own_address_is_dialled_where_the_operator_names_it() {
+        let on_one = |own: &str, address: &str, allow: &[&str]| {
+            let own: IpAddr = own.parse().unwrap();
+            let is_own = |address| address == own;
+            vet_where(is_own, address.parse().unwrap(), &nets(allow), &[])
+        };
+        for own in ["1.1.1.1", "2606:4700::1111"] {
+            assert_eq!(on_one(own, own, &[]), Err(Unfit::Own));
+            assert_eq!(on_one(own, own, &["10.0.0.0/8"]), Err(Unfit::Own));
+            assert_eq!(on_one(own, own, &["1.1.1.0/24", "2606::/16"]), Ok(()));
+            assert_eq!(on_one(own, "1.1.1.2", &[]), Ok(()));
+        }
     }
 
     #[test]

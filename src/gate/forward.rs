@@ -277,7 +277,7 @@ fn taken(grant: &Grant, target: Target) -> Refusal {
 }
 
 /// In origin-form (RFC 9112, 3.2.1), with one Host, for this connection alone.
-fn rebuilt(request: Request<Incoming>, target: &Target) -> Result<Request<Incoming>, ()> {
+fn rebuilt<B: Body>(request: Request<B>, target: &Target) -> Result<Request<B>, ()> {
     let (parts, body) = request.into_parts();
     let mut headers = parts.headers;
     strip_hop_by_hop(&mut headers);
@@ -306,4 +306,101 @@ fn rebuilt(request: Request<Incoming>, target: &Target) -> Result<Request<Incomi
     *request.version_mut() = Version::HTTP_11;
     *request.headers_mut() = headers;
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper::client::conn::http1::handshake;
+    use skillgate_skill::network::Scheme;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    fn target(authority: &str) -> Target {
+        Target::parse(Scheme::Http, authority).unwrap()
+    }
+
+    fn request() -> Request<Empty<Bytes>> {
+        Request::new(Empty::new())
+    }
+
+    #[test]
+    fn a_host_is_named_with_its_port_where_that_is_another_than_the_schemes() {
+        for (authority, name) in [
+            ("a.example", "a.example"),
+            ("a.example:80", "a.example"),
+            ("a.example:443", "a.example:443"),
+            ("a.example:8080", "a.example:8080"),
+        ] {
+            let rebuilt = rebuilt(request(), &target(authority)).unwrap();
+            assert_eq!(rebuilt.headers()[HOST], name, "{authority}");
+        }
+    }
+
+    /// What a record says of it where nothing else has ended the connection.
+    #[tokio::test]
+    async fn an_answer_is_complete_with_its_last_byte_and_not_before() {
+        for (framing, first, last) in [
+            ("Content-Length: 4", "ab", "cd"),
+            (
+                "Transfer-Encoding: chunked",
+                "2\r\nab\r\n",
+                "2\r\ncd\r\n0\r\n\r\n",
+            ),
+        ] {
+            let (near, mut far) = tokio::io::duplex(1024);
+            let (mut sender, connection) = handshake(TokioIo::new(near)).await.unwrap();
+            let connection = tokio::spawn(connection);
+            let begun = async {
+                far.read_u8().await.unwrap();
+                let head = format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{first}");
+                far.write_all(head.as_bytes()).await.unwrap();
+            };
+            let (response, ()) = tokio::join!(sender.send_request(request()), begun);
+            let counts = Arc::new(Counts::default());
+            let mut answer = Answer {
+                body: response.unwrap().into_body(),
+                counts: counts.clone(),
+                _connection: EndOnDrop(connection.abort_handle()),
+            };
+            answer.frame().await.unwrap().unwrap();
+            assert!(!counts.complete.load(Ordering::Acquire), "{framing}");
+            far.write_all(last.as_bytes()).await.unwrap();
+            // As a server reads it: not beyond the end of one whose length is known.
+            while !answer.is_end_stream()
+                && let Some(frame) = answer.frame().await
+            {
+                frame.unwrap();
+            }
+            assert!(counts.complete.load(Ordering::Acquire), "{framing}");
+        }
+    }
+
+    /// Whether it hears of the request or not: it is no host that answers what is not HTTP.
+    #[tokio::test]
+    async fn a_host_that_is_gone_has_given_no_answer() {
+        let target = target("a.example");
+        let no_answer = Refusal::NoAnswer(target.clone());
+
+        let (near, far) = tokio::io::duplex(1024);
+        let (mut sender, connection) = handshake(TokioIo::new(near)).await.unwrap();
+        drop(far);
+        let _ended = connection.await;
+        let error = sender.send_request(request()).await.unwrap_err();
+        assert_eq!(unanswered(&error, &target), no_answer, "before: {error:?}");
+
+        let (near, far) = tokio::io::duplex(1024);
+        let (mut sender, connection) = handshake(TokioIo::new(near)).await.unwrap();
+        drop(far);
+        let (answer, _ended) = tokio::join!(sender.send_request(request()), connection);
+        let error = answer.unwrap_err();
+        assert_eq!(unanswered(&error, &target), no_answer, "with it: {error:?}");
+
+        let (near, _far) = tokio::io::duplex(1024);
+        let (mut sender, connection) = handshake(TokioIo::new(near)).await.unwrap();
+        let sent = sender.send_request(request());
+        drop(connection);
+        let error = sent.await.unwrap_err();
+        assert_eq!(unanswered(&error, &target), no_answer, "after: {error:?}");
+    }
 }

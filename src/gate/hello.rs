@@ -544,6 +544,23 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn an_answer_is_kept_until_it_tells_and_no_longer() {
+        let hello = record(&[&[SERVER_HELLO, 0, 0, 38, 3, 3][..], &[7; 32]].concat());
+        let (tell, mut told) = oneshot::channel();
+        let mut answer = Answer::new(tell);
+        let (first, last) = hello.split_at(20);
+        answer.push(first);
+        assert!(told.try_recv().is_err() && answer.raw == first);
+        for _ in 0..3 {
+            answer.push(last);
+            assert!(answer.raw.is_empty());
+        }
+        assert_eq!(told.try_recv(), Ok(true));
+        // Data that only looks like it.
+        assert_eq!(taken(&[&[23], &hello[1..]].concat()), Some(false));
+    }
+
+    #[test]
     fn no_bytes_crash_it() {
         use rand::Rng as _;
         let mut rng = rand::rng();

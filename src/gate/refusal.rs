@@ -170,3 +170,57 @@ impl fmt::Display for Refusal {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn not_granted(scheme: Scheme, authority: &str, granted: &[&str]) -> String {
+        let patterns = granted.iter().map(|text| NetworkPattern::parse(text));
+        let refusal = Refusal::NotGranted {
+            target: Target::parse(scheme, authority).unwrap(),
+            granted: patterns.map(Result::unwrap).collect(),
+        };
+        refusal.to_string()
+    }
+
+    #[test]
+    fn a_headline_is_one_line_of_ascii() {
+        let refusal = Refusal::BadHost("a\r\nb \u{e9}\u{202e}".into());
+        assert_eq!(refusal.headline(), "the gate cannot use this host: a??b ??");
+    }
+
+    #[test]
+    fn whoever_is_granted_the_host_by_http_alone_hears_that_the_scheme_counts() {
+        let (http, https) = (Scheme::Http, Scheme::Https);
+        for (scheme, authority, granted, is_told) in [
+            (https, "a.example", "http://a.example", true),
+            (https, "a.example", "http://b.example", false),
+            (https, "a.example:8443", "https://a.example", false),
+            (http, "a.example:8080", "http://a.example", false),
+        ] {
+            let said = not_granted(scheme, authority, &[granted]);
+            let is_said = said.ends_with(" Scheme and port count: what is granted is http.");
+            assert_eq!(is_said, is_told, "{said}");
+        }
+    }
+
+    #[test]
+    fn of_many_patterns_some_are_listed() {
+        let all: Vec<String> = (0..=LISTED_MAX)
+            .map(|n| format!("https://h{n}.example"))
+            .collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let said = |granted| not_granted(Scheme::Https, "a.example", granted);
+        let listed = said(&all[..LISTED_MAX]);
+        assert!(
+            listed.contains(" https://h19.example. To change"),
+            "{listed}"
+        );
+        let listed = said(&all);
+        assert!(
+            listed.contains(" https://h19.example and 1 more. To"),
+            "{listed}"
+        );
+    }
+}

@@ -161,6 +161,8 @@ mod tests {
             let told = format!("{}: not a file of at most 4194304 bytes", wrong.display());
             assert_eq!(error, told);
         }
+        // Not that it is not there: it cannot be looked for.
+        read_hosts(&path.join("hosts")).unwrap_err();
     }
 
     #[test]

@@ -61,6 +61,16 @@ async fn a_name_that_is_not_found() {
     );
 }
 
+/// Nobody was asked who could have refused.
+#[tokio::test]
+async fn a_name_without_an_address() {
+    let resolver = FakeResolver::default();
+    resolver.say("api.example.com", &[&[]]);
+    let (said, _log) = asked(Arc::new(resolver), 443, 1).await;
+    let about = "HTTP/1.1 502 api.example.com has no address that the gateway could find\r\n";
+    assert!(said.starts_with(about), "{said}");
+}
+
 #[tokio::test]
 async fn a_host_that_refuses() {
     let port = Host::new("127.0.0.2", b"").await.address.port();

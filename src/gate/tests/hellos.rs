@@ -10,8 +10,8 @@ use rustls::pki_types::ServerName;
 use rustls::server::Acceptor;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion};
 
-use super::super::hello::HelloReader;
 use super::super::hello::tests::{hello_with, record, sni};
+use super::super::hello::{BadHello, HelloReader};
 
 const HOST: &str = "api.example.com";
 const BYTES_MAX: usize = 16384;
@@ -102,6 +102,75 @@ fn read_by_a_server(bytes: &[u8]) -> Result<String, String> {
         }
     }
     Err("not whole".into())
+}
+
+/// A ClientHello of these parts, in no record.
+fn of_parts(session: &[u8], suites: &[u8], compression: &[u8], rest: &[u8]) -> Vec<u8> {
+    let (session_length, compression_length) = ([session.len() as u8], [compression.len() as u8]);
+    let body = [
+        &[3, 3][..],
+        &[7; 32],
+        &session_length,
+        session,
+        &(suites.len() as u16).to_be_bytes(),
+        suites,
+        &compression_length,
+        compression,
+        rest,
+    ]
+    .concat();
+    [&[1], &(body.len() as u32).to_be_bytes()[1..], &body].concat()
+}
+
+/// RFC 8446, sections 4.1.2 and 5.1; each server has its own way with what breaks them.
+#[test]
+fn what_is_not_exactly_a_client_hello_is_refused_at_once() {
+    let said = |bytes: &[u8]| {
+        let read = HelloReader::new(1 << 20).push(bytes);
+        read.map(|hello| hello.map(|hello| hello.check(HOST)))
+    };
+    let (good, malformed) = (Ok(Some(Ok(()))), Err(BadHello::Malformed));
+    let name = sni(HOST.as_bytes());
+    let length = name.len() as u8;
+    let extensions = [&[0, length + 4, 0, 0, 0, length], &name[..]].concat();
+    let (suite, null) = ([0x13, 1], [0]);
+    type Parts<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+    let cases: [(Parts<'_>, bool); 8] = [
+        ((&[], &suite, &null), true),
+        ((&[9; 32], &suite, &null), true),
+        ((&[9; 33], &suite, &null), false),
+        ((&[], &[0x13, 1, 0x13, 2], &null), true),
+        ((&[], &[0x13, 1, 0x13], &null), false),
+        ((&[], &[], &null), false),
+        ((&[], &suite, &[0, 1]), true),
+        ((&[], &suite, &[]), false),
+    ];
+    for ((session, suites, compression), is_good) in cases {
+        let hello = record(&of_parts(session, suites, compression, &extensions));
+        let expected = if is_good { good } else { malformed };
+        assert_eq!(said(&hello), expected, "{hello:02x?}");
+    }
+    let behind = [&extensions[..], &[0]].concat();
+    assert_eq!(
+        said(&record(&of_parts(&[], &suite, &null, &behind))),
+        malformed
+    );
+    assert_eq!(said(&hello_with(&[(0, sni(b""))])), malformed);
+    // As TLS 1.2 has it.
+    let without = record(&of_parts(&[], &suite, &null, &[]));
+    assert_eq!(said(&without), Ok(Some(Err(BadHello::NoName))));
+
+    let whole = of_parts(&[], &suite, &null, &extensions);
+    let (first, last) = whole.split_at(20);
+    let (first, last) = (record(first), record(last));
+    assert_eq!(said(&[&first[..], &last].concat()), good);
+    let empty = record(&[]);
+    assert_eq!(said(&[&first[..], &empty, &last].concat()), malformed);
+    assert_eq!(said(&[&first[..], &[22, 2]].concat()), malformed);
+    assert_eq!(said(&[&first[..], &[21]].concat()), malformed);
+    // 2^14 bytes of a record are to come, and one more.
+    assert_eq!(said(&[22, 3, 1, 0x40, 0]), Ok(None));
+    assert_eq!(said(&[22, 3, 1, 0x40, 1]), malformed);
 }
 
 #[test]

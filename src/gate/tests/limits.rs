@@ -1,6 +1,7 @@
 //! Every limit of `[gate]`, reached.
 
 use super::super::hello::tests::hello;
+use super::super::meter::{Meter, Metered};
 use super::*;
 
 async fn host_and_grant(reply: &'static [u8]) -> (Host, String, Grant) {
@@ -311,6 +312,23 @@ async fn bytes_up() {
     assert_eq!(host.reached(), 1);
 }
 
+/// A part of a ClientHello is no ClientHello, and what follows it is none either.
+#[tokio::test]
+async fn bytes_up_that_end_in_a_hello() {
+    let (host, authority, grant) = host_and_grant(b"").await;
+    let few = Settings {
+        run_upload_bytes_max: 10,
+        ..settings()
+    };
+    let mut world = world(few, grant);
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    let _ = rest(&mut client).await;
+    let record = world.record().await;
+    assert_eq!((record.reason, record.bytes_up), ("bytes_spent", 10));
+    host.has(10).await;
+}
+
 #[tokio::test]
 async fn bytes_down() {
     let few = || Settings {
@@ -346,6 +364,48 @@ async fn bytes_down() {
         assert_eq!(world.record().await.reason, "bytes_spent");
     }
     assert_eq!(host.reached(), 2);
+}
+
+/// What there is room for comes through. Then it is an error, or a reader would take a part for the whole.
+#[tokio::test]
+async fn bytes_beyond_the_limit_are_no_end() {
+    const MAX: usize = 16;
+    let few = Settings {
+        run_download_bytes_max: MAX as u64,
+        run_upload_bytes_max: MAX as u64,
+        ..settings()
+    };
+    let (_host, _, grant) = host_and_grant(b"").await;
+    let world = world(few, grant.clone());
+    let meter = || Meter::new(world.gate.open(grant.clone()).run.clone(), Arc::default());
+    for (there, piece, is_spent) in [
+        (MAX, MAX, false),
+        (MAX, 7, false),
+        (MAX + 1, MAX, true),
+        (MAX + 1, 7, true),
+        (MAX + 1, MAX + 1, true),
+    ] {
+        let meter = meter();
+        let there = vec![7; there];
+        let mut reader = Metered::new(&there[..], meter.clone());
+        let (mut piece, mut got) = (vec![0; piece], 0);
+        let ended = loop {
+            match reader.read(&mut piece).await {
+                Ok(0) => break true,
+                Ok(n) => got += n,
+                Err(_) => break false,
+            }
+        };
+        let about = format!("{} in pieces of {}", there.len(), piece.len());
+        assert_eq!((got, ended), (MAX, !is_spent), "{about}");
+        assert_eq!(meter.is_spent(), is_spent, "{about}");
+    }
+    let meter = meter();
+    let mut writer = Metered::new(Vec::new(), meter.clone());
+    assert_eq!(writer.write(&[7; MAX + 1]).await.unwrap(), MAX);
+    assert_eq!(writer.write(&[]).await.unwrap(), 0);
+    assert!(!meter.is_spent());
+    assert!(writer.write(&[7]).await.is_err() && meter.is_spent());
 }
 
 #[tokio::test]

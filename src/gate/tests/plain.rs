@@ -1,5 +1,6 @@
 //! Absolute-form requests: what reaches the host is made anew, and each request is decided by itself.
 
+use super::super::record::Entry;
 use super::*;
 
 const OK: &[u8] = b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nConnection: x-secret-hop\r\nX-Secret-Hop: 1\r\nKeep-Alive: 5\r\nX-Kept: yes\r\n\r\nhi";
@@ -319,6 +320,21 @@ async fn an_answer_has_one_length() {
     }
 }
 
+/// That is what it was asked for.
+#[tokio::test]
+async fn an_answer_to_head_says_how_long_another_would_be() {
+    let host = Host::new(
+        "127.0.0.2",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\n",
+    )
+    .await;
+    let (world, authority) = world_of(host.address);
+    let request = format!("HEAD http://{authority}/ HTTP/1.1\r\nConnection: close\r\n\r\n");
+    let answer = world.exchange(request.as_bytes()).await;
+    assert!(answer.contains("content-length: 4096\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
 /// It is the run's own request that is broken, not its host.
 #[tokio::test]
 async fn a_body_that_breaks_off() {
@@ -423,26 +439,66 @@ async fn a_host_that_ends_without_an_answer() {
     }
 }
 
+/// They take the host, or an address of it: the run hears which.
 #[tokio::test]
 async fn new_rules_that_come_before_the_answer() {
     let host = Host::new("127.0.0.2", b"").await;
-    let (mut world, authority) = world_of(host.address);
-    let request = format!("GET http://{authority}/ HTTP/1.1\r\n\r\n");
-    let revoke = async {
-        host.has(20).await;
-        world.gate.recheck(|_| Some(Regrant::default()));
+    let without_address = Regrant {
+        network: vec![format!("http://plain.example.com:{}", host.address.port())],
+        deny_cidrs: vec!["127.0.0.0/8".to_owned()],
+        ..Regrant::default()
     };
-    let (answer, ()) = tokio::join!(world.exchange(request.as_bytes()), revoke);
-    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
-    let told = json(&answer);
-    assert_eq!(told["error"], "network.not_granted");
-    let message = told["message"].as_str().unwrap();
-    assert!(message.contains("It may reach no host."), "{message}");
-    let record = world.record().await;
-    assert_eq!(
-        (record.verdict, record.reason),
-        (Verdict::Refused, "revoked")
-    );
+    for (rules, error, about) in [
+        (
+            Regrant::default(),
+            "network.not_granted",
+            "It may reach no host.",
+        ),
+        (
+            without_address,
+            "network.denied_address",
+            "leads to an address",
+        ),
+    ] {
+        let (mut world, authority) = world_of(host.address);
+        let request = format!("GET http://{authority}/ HTTP/1.1\r\n\r\n");
+        let before = host.text().len();
+        let revoke = async {
+            host.has(before + 20).await;
+            world.gate.recheck(|_| Some(rules.clone()));
+        };
+        let (answer, ()) = tokio::join!(world.exchange(request.as_bytes()), revoke);
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        let told = json(&answer);
+        assert_eq!(told["error"], error);
+        let message = told["message"].as_str().unwrap();
+        assert!(message.contains(about), "{message}");
+        let record = world.record().await;
+        assert_eq!(
+            (record.verdict, record.reason),
+            (Verdict::Refused, "revoked")
+        );
+    }
+}
+
+/// Where nothing else has said it by the time that it is kept.
+#[tokio::test]
+async fn how_a_connection_has_ended() {
+    for (is_complete, has_ended, reason) in [
+        (true, false, "closed"),
+        (true, true, "closed"),
+        (false, true, "run_ended"),
+        (false, false, "client_gone"),
+    ] {
+        let mut world = World::new(settings(), grant(&[], &[]));
+        let run = world.open.as_ref().unwrap().run.clone();
+        let mut entry = Entry::new(run.clone());
+        entry.dialled("127.0.0.2:80".parse().unwrap());
+        entry.counts.complete.store(is_complete, Ordering::SeqCst);
+        run.ended.store(has_ended, Ordering::SeqCst);
+        drop(entry);
+        assert_eq!(world.record().await.reason, reason);
+    }
 }
 
 /// A redirect is an answer like another: where it leads is a new request, and decided anew.

@@ -321,6 +321,33 @@ async fn other_handshake_messages_pass() {
     assert!(host.got.lock().unwrap().ends_with(&key_exchange));
 }
 
+/// However its records come, and though it ends in the middle of one.
+#[tokio::test]
+async fn a_client_that_ends_behind_its_hello() {
+    let change_cipher_spec = [20, 3, 3, 0, 1, 1];
+    let messages = [&change_cipher_spec[..], &record(&[16, 0, 0, 2, 9, 9])].concat();
+    for (first, last) in [
+        (&[][..], &[][..]),
+        (&messages[..5], &messages[5..]),
+        (&messages[..3], &[]),
+        (&messages[..5], &[]),
+        (&messages[..9], &[]),
+    ] {
+        let (mut world, host, authority) = world().await;
+        let (mut client, _) = world.connect(&authority).await;
+        let all = [&hello("api.example.com"), first].concat();
+        client.write_all(&all).await.unwrap();
+        let mut got = [0; 6];
+        client.read_exact(&mut got).await.unwrap();
+        client.write_all(last).await.unwrap();
+        client.shutdown().await.unwrap();
+        let _ = rest(&mut client).await;
+        assert_eq!(world.record().await.reason, "closed", "{first:?}");
+        let all = [&all, last].concat();
+        assert_eq!(*host.got.lock().unwrap(), all, "{first:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_is_not_granted_says_who_can_grant_it() {
     let (mut world, host, authority) = world().await;
@@ -331,6 +358,7 @@ async fn what_is_not_granted_says_who_can_grant_it() {
         ),
         "{head}"
     );
+    assert!(!head.contains("retry-after"), "later is no better: {head}");
     client.shutdown().await.unwrap();
     let body: serde_json::Value = serde_json::from_str(&rest(&mut client).await).unwrap();
     assert_eq!(body["error"], "network.not_granted");
