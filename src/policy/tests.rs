@@ -1,5 +1,6 @@
 //! The engine, the layer and the trial, with the bundled policy and with wrong ones.
 
+mod bundles;
 mod confirmed;
 mod exchange;
 mod layer;

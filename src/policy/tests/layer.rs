@@ -407,6 +407,21 @@ async fn callers_are_told_as_much_as_is_configured() {
 }
 
 #[tokio::test]
+async fn a_sandbox_is_a_fresh_one_where_the_rules_ask_for_it() {
+    let asked = "[{\"type\": \"sandbox.fresh\"}]";
+    for (mode, obligations, is_fresh) in [
+        (PolicyMode::Enforce, asked, true),
+        (PolicyMode::Enforce, "[]", false),
+        (PolicyMode::Shadow, asked, false),
+    ] {
+        let text = format!("decision := {{\"allow\": true, \"obligations\": {obligations}}}");
+        let rules = policy(&one(&text), mode, Confirm::Off);
+        let permit = rules.decide(&facts("run_code", vec![])).await.unwrap();
+        assert_eq!(permit.fresh, is_fresh, "{mode:?} {obligations}");
+    }
+}
+
+#[tokio::test]
 async fn a_shadow_refuses_nothing_and_gives_nothing() {
     let denies = "decision := {\"allow\": false, \"grants\": {\"skills\": {\"a.b\": {\"network\": [\"https://a.com\"]}}}}";
     let allows = "decision := {\"allow\": true, \"limits\": {\"timeout_ms\": 5}, \"visible\": {\"namespaces\": [\"x\"]}, \"obligations\": [{\"type\": \"egress.deny_cidrs\", \"cidrs\": [\"10.0.0.0/8\"]}], \"grants\": {\"skills\": {\"a.b\": {\"network\": [\"https://a.com\"]}}}}";
@@ -467,7 +482,7 @@ fn the_same_rules_once_more_are_no_new_ones() {
     assert_eq!(since(), began);
     assert_eq!(again(|active| active.exposure = Exposure::Codes), 0);
     assert_eq!(policy.0.active.load().exposure, Exposure::Codes);
-    for (nth, change) in [
+    for (change, generation) in [
         (|active| active.mode = PolicyMode::Shadow) as fn(&mut Active),
         |active| active.include_args = vec!["a".into()],
         |active| active.instructions_max -= 1,
@@ -475,10 +490,11 @@ fn the_same_rules_once_more_are_no_new_ones() {
         |active| active.set = None,
     ]
     .into_iter()
-    .enumerate()
+    .zip((1..).step_by(2))
     {
-        // Each is another change than the one before, so both ways count.
-        assert_eq!(again(change), 1 + nth as u64);
+        // One change alone, and it alone taken back.
+        assert_eq!(again(change), generation);
+        assert_eq!(again(|_| ()), generation + 1);
     }
 }
 

@@ -71,6 +71,32 @@ async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
     }
 }
 
+/// A shadow lets through what its rules deny: it runs, so it is on record or does not run.
+#[tokio::test]
+async fn what_a_shadow_would_have_denied_is_recorded_before_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let audit = audit_at(
+        &dir.path().join("audit.jsonl"),
+        config::OnAuditFailure::Deny,
+    );
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    let denies = one("decision := {\"allow\": false}");
+    let rules = |mode| prepared(&denies, mode, Confirm::Off);
+    let shadow = Policy::new(rules(PolicyMode::Shadow), &sandbox, audit.clone());
+    let enforced = Policy::new(rules(PolicyMode::Enforce), &sandbox, audit.clone());
+    let ask = facts("execute_skill", vec![salesforce()]);
+    assert!(enforced.decide(&ask).await.is_err(), "it is denied");
+    assert!(shadow.decide(&ask).await.is_ok());
+    audit.close().await;
+    let unrecorded = ("policy.unavailable".to_owned(), true);
+    assert_eq!(fault(&shadow, &ask).await, unrecorded);
+    // What does not run anyway is denied for its own reason: later is no better.
+    let denied = enforced.decide(&ask).await.unwrap_err();
+    assert!(!denied.retryable, "{denied:?}");
+}
+
 /// Nothing runs and nothing is made that is not on record.
 #[tokio::test]
 async fn where_no_rules_are_asked_calls_are_recorded_too() {

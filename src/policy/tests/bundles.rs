@@ -1,0 +1,121 @@
+//! What a bundle may have in it, and where its data may be.
+
+use super::*;
+
+const RULES: (&str, &str) = ("a.rego", "package a");
+
+/// A bundle of these files, beside one of rules.
+fn read(files: &[(&str, &str)]) -> Result<Bundle, String> {
+    of_files(&[&[RULES], files].concat())
+}
+
+fn of_files(files: &[(&str, &str)]) -> Result<Bundle, String> {
+    let mut all = Files::default();
+    for (path, text) in files {
+        let text = text.as_bytes().to_vec();
+        all.add((*path).to_owned(), text).unwrap();
+    }
+    Bundle::new(&all, "b").map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_root_is_a_whole_name_and_what_is_below() {
+    let roots = |text: &str| read(&[(".manifest", text)]).unwrap();
+    let below = roots(r#"{ "roots": ["x", "/skills/authz/"] }"#);
+    for (package, is_owned) in [
+        ("skills.authz", true),
+        ("skills.authz.deny", true),
+        ("skills.authzx", false),
+        ("skills", false),
+        ("", false),
+        ("xy", false),
+        ("x.y", true),
+    ] {
+        assert_eq!(below.owns(package), is_owned, "{package}");
+    }
+    for all in [roots(r#"{ "roots": [""] }"#), roots("{}")] {
+        assert!(all.owns("skills") && all.owns("skills.authz"));
+    }
+    assert!(!roots(r#"{ "roots": [] }"#).owns("skills"));
+}
+
+#[test]
+fn data_lies_below_the_roots_or_leads_there() {
+    let manifest = (".manifest", r#"{ "roots": ["a/b/c"] }"#);
+    for (path, data, is_taken) in [
+        ("data.json", r#"{ "a": { "b": { "c": 1 } } }"#, true),
+        ("data.json", r#"{ "a": { "b": {} } }"#, true),
+        ("a/data.json", r#"{ "b": { "c": {} } }"#, true),
+        ("a/b/c/data.json", r#"{ "x": 1 }"#, true),
+        ("data.json", r#"{ "a": { "b": { "d": 1 } } }"#, false),
+        ("data.json", r#"{ "a": { "b": 1 } }"#, false),
+        ("data.json", r#"{ "a": 1 }"#, false),
+        ("data.json", r#"{ "d": {} }"#, false),
+        ("data.json", r#"{ "a": { "bc": {} } }"#, false),
+        ("a/b/data.json", r#"{ "cd": 1 }"#, false),
+    ] {
+        let said = read(&[manifest, (path, data)]);
+        assert_eq!(said.is_ok(), is_taken, "{path}: {data}");
+        if let Err(said) = said {
+            assert!(said.contains("outside the roots"), "{said}");
+        }
+    }
+}
+
+/// What would be left out in silence, were it not refused, is a part of the rules.
+#[test]
+fn what_is_not_read_is_refused_by_name() {
+    let long = |bytes: usize| format!("package a\n{}", "#".repeat(bytes - 10));
+    let (longest, longer) = (long(1024 * 1024), long(1024 * 1024 + 1));
+    for (path, text, why) in [
+        ("b.rego", longer.as_str(), "has 1048577 bytes"),
+        ("data.json", "[]", "is no JSON object"),
+        ("data.yaml", "a: 1", "YAML is not read"),
+        ("x/data.yml", "a: 1", "YAML is not read"),
+        ("policy.wasm", "", "compiled and delta"),
+        ("plan.json", "{}", "compiled and delta"),
+        ("x/patch.json", "{}", "compiled and delta"),
+        (".manifest", r#"{ "rego_version": 0 }"#, "only Rego v1"),
+        (
+            ".manifest",
+            r#"{ "metadata": { "sequence": "7" } }"#,
+            "not a whole number",
+        ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "sequence": 1.5 } }"#,
+            "not a whole number",
+        ),
+        ("tests/decisions/a.json", "words", "expected value"),
+    ] {
+        let said = read(&[(path, text)]).unwrap_err();
+        assert!(said.contains(why), "{path}: {said}");
+    }
+    let tests = [("a_test.rego", "package a"), ("data.json", "{}")];
+    let said = of_files(&tests).unwrap_err();
+    assert!(said.contains("no .rego file"), "{said}");
+    for (path, text) in [
+        ("b.rego", longest.as_str()),
+        ("tests/decisions/README.md", "words"),
+        (".signatures.json", "words"),
+        (
+            ".manifest",
+            r#"{ "rego_version": 1, "metadata": { "sequence": 7 } }"#,
+        ),
+    ] {
+        let bundle = read(&[(path, text)]).unwrap();
+        assert!(bundle.left_out().is_empty(), "{path}");
+    }
+}
+
+/// A decision names it.
+#[test]
+fn a_bundle_without_a_revision_is_named_by_its_content() {
+    let of = |manifest: &str| {
+        let bundle = read(&[(".manifest", manifest)]).unwrap();
+        (bundle.revision().to_owned(), bundle.digest().to_owned())
+    };
+    assert_eq!(of(r#"{ "revision": "r7" }"#).0, "r7");
+    let (revision, digest) = of("{}");
+    assert_eq!(revision, format!("sha256:{}", &digest[..12]));
+}
