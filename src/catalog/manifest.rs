@@ -151,12 +151,8 @@ secrets = ["KEY"]
 
     #[test]
     fn a_number_is_the_same_by_both_ways() {
-        // Printed and read again as JSON it is another number, and as TOML it is not.
+        // Without float_roundtrip serde_json reads its neighbour, and TOML does not.
         let odd = 7.499_218_046_235_200_5e-6_f64;
-        assert_ne!(
-            serde_json::from_str::<f64>(&odd.to_string()).ok(),
-            Some(odd)
-        );
         let file = format!("{FILE}[inputs]\nx = {{ most = {odd} }}\n");
         let published = Manifest::from_toml(&file).unwrap().to_json().to_string();
         assert_eq!(is_of(&of(&published).to_json(), file.as_bytes()), Ok(()));

@@ -183,7 +183,7 @@ fn whole_numbers_may_be_written_as_doubles() {
         ("3e2", 300),
         ("0.0", 0),
         ("-0.0", 0),
-        ("9007199254740992.0", 1 << 53),
+        ("9007199254740991.0", (1 << 53) - 1),
         ("18446744073709551615", u64::MAX),
     ] {
         let read = read(number).unwrap_or_else(|error| panic!("{number}: {error}"));
@@ -192,6 +192,7 @@ fn whole_numbers_may_be_written_as_doubles() {
     assert!(read("null").unwrap().n.is_none(), "REQUIREMENTS R2");
     for number in [
         "1.5",
+        "9007199254740992.0",
         "-1",
         "-1.0",
         "1e30",
