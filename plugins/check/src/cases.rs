@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, Done};
+use crate::run::{CREATE_ADVICE, CREATE_DEMANDS};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
 use crate::storage::{at_once, blobs, ids, lent, life as store_life, skills, writers};
 use crate::{contract, figures, file, operations, process_state};
@@ -90,6 +91,7 @@ pub(crate) const CASES: &[Case] = &[
         "correct the texts of skg_plugin_info", file::identity),
 
     // === the contract ===
+    case("contract/instance", Plugin, "create", CREATE_DEMANDS, CREATE_ADVICE, contract::instance),
     case("contract/struct-sizes", Plugin, "struct_size",
         "a producer sets struct_size (and stride) to sizeof of the struct of the header that it was built with",
         "write sizeof, never a number; zero a struct before it is filled", contract::sizes),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::bench::{Bench, Stop};
 use crate::cases::CASES;
-use crate::run::{JOB, VERDICT};
+use crate::run::{CREATE, JOB, VERDICT};
 use crate::{Job, KitError, Outcome, Verdict, watchdog};
 
 /// What a child of [`crate::check`] does: `orders` is the path that it was given. A case's watchdog has other orders than
@@ -39,8 +39,10 @@ pub fn run_case(orders: &Path) -> Result<(), KitError> {
             seen: format!("{}: {error}", bench.last_step()),
         },
     };
+    let at_create = bench.last_step().starts_with(CREATE);
     let verdict = Verdict {
         outcome,
+        at_create,
         ..bench.end()
     };
     let words = serde_json::to_vec(&verdict).map_err(|error| KitError::Words {

@@ -65,6 +65,14 @@ pub(crate) fn each_kind(bench: &Bench, mut work: impl FnMut(&RawPlugin, Kind) ->
         .try_for_each(|kind| work(&raw, kind))
 }
 
+/// Before all that needs one.
+pub(crate) fn instance(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = make(bench, plugin, kind, "a", HostShape::Now, Shape::Whole)?;
+        destroy(bench, &instance)
+    })
+}
+
 pub(crate) fn sizes(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
         if plugin.entry.abi_minor != abi::ABI_MINOR {

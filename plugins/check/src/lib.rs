@@ -18,6 +18,7 @@ mod child;
 mod report;
 mod run;
 mod watchdog;
+mod words;
 
 mod contract;
 mod figures;
@@ -170,6 +171,12 @@ struct Verdict {
     about: Option<About>,
     figures: Vec<Figure>,
     outcome: Outcome,
+    /// Its last step was to make an instance.
+    at_create: bool,
+    /// It touched memory that faults.
+    faulted: bool,
+    /// Without a verdict: what the process had written to standard error.
+    stderr: String,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -16,6 +16,6 @@ mod tour;
 
 pub(crate) use host::{End, HostShape};
 pub(crate) use instance::{Called, Kind, Made, RawInstance, RawPlugin};
-pub(crate) use place::{Room, Shape, taking_back};
+pub(crate) use place::{Room, Shape, keep, taking_back};
 pub(crate) use process::{Handler, locale, signal_handlers};
 pub(crate) use tour::{READ_BYTES, Values, run_code, tour};

@@ -66,6 +66,9 @@ pub struct CaseReport {
     /// What was measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
+    /// What its process had written to standard error when it ended without a verdict: 64 KiB at most, cut in the middle.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub stderr: String,
 }
 
 impl CaseReport {
@@ -241,14 +244,20 @@ impl Report {
                     ">\n      <skipped message=\"{}\"/>\n    </testcase>",
                     xml(&case.seen)
                 )?,
-                Status::Failed => writeln!(
-                    out,
-                    ">\n      <failure message=\"{}\">demanded ({}): {}\nto do: {}</failure>\n    </testcase>",
-                    xml(&case.seen),
-                    xml(&case.function),
-                    xml(case.demands),
-                    xml(case.advice)
-                )?,
+                Status::Failed => {
+                    writeln!(
+                        out,
+                        ">\n      <failure message=\"{}\">demanded ({}): {}\nto do: {}</failure>",
+                        xml(&case.seen),
+                        xml(&case.function),
+                        xml(case.demands),
+                        xml(case.advice)
+                    )?;
+                    if !case.stderr.is_empty() {
+                        writeln!(out, "      <system-err>{}</system-err>", xml(&case.stderr))?;
+                    }
+                    writeln!(out, "    </testcase>")?;
+                }
             }
         }
         writeln!(out, "  </testsuite>\n</testsuites>")
@@ -306,6 +315,7 @@ mod tests {
                 demands: "SKG_HAS & more",
                 advice: "do it",
                 figures: Vec::new(),
+                stderr: String::new(),
             });
         }
         report

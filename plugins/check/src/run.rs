@@ -13,18 +13,21 @@ use skillgate_plugin_host::{Isolation, inspect};
 
 use crate::cases::{CASES, Case, Needs};
 use crate::watchdog::{END_LIMIT, End, ORDERS, Orders, Waited, wait_for, watch};
-use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict};
+use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict, words};
 
 /// What is demanded when a case's process has ended without a verdict, and what to do.
 const RULES: &str = "rules 3 to 5";
 const ENDED_DEMANDS: &str = "every call returns, every op that was accepted is completed, nothing unwinds out of a plugin, and it never ends the process that it is in";
 const ENDED_ADVICE: &str = "`skillgate plugin check --only NAME` does this case alone; its last words, or a debugger at the call that is named, show the place";
+/// What is demanded when there is no instance, and what to do.
+pub(crate) const CREATE_DEMANDS: &str = "create() makes an instance from a configuration that fits it, on a host that has what it needs, and returns";
+pub(crate) const CREATE_ADVICE: &str = "do what its message says: give the configuration with --config FILE, and the host what is said to be missing (a privilege, a device, a service), or run the kit where that is";
 /// What is demanded when a case has changed the directory that it was in, and what to do.
 const RULE_FILES: &str = "rule 5";
 const FILES_DEMANDS: &str = "a plugin keeps its files out of the working directory";
 const FILES_ADVICE: &str = "use paths below state_dir or those of your configuration, and refuse one that is not absolute; an empty text is none";
-/// Of what a child wrote to standard error this much is shown: its last words.
-const LAST_WORDS_BYTES_MAX: u64 = 400;
+/// Of why there is no instance so much is told with every case that needs one.
+const REASON_CHARS_MAX: usize = 300;
 /// Largest verdict that is read.
 const VERDICT_BYTES_MAX: u64 = 1 << 20;
 /// Most that a case may take longer for a plugin whose answers come from far away.
@@ -71,6 +74,11 @@ pub fn check(
     let mut report = Report::new(file, isolation, settings.full);
     report.sha256 = sha256(&settings.plugin);
     let mut loads = true;
+    // Why nothing can be seen of an instance.
+    let mut none_made: Option<String> = None;
+    let mut is_made = false;
+    // It touches what it must not, and the cases that look for that say what it is.
+    let mut faults = false;
     for case in CASES {
         let about = &report.plugin;
         let applies = match case.needs {
@@ -88,11 +96,35 @@ pub fn check(
             skipped(case, "left out, as asked")
         } else if case.full_only && !settings.full {
             skipped(case, "only with --full")
+        } else if let Some(why) = none_made.as_ref().filter(|_| !(case.by_fault && faults)) {
+            skipped(case, why)
         } else {
-            let (done, verdict) = run(case, settings)?;
-            if case.name == LOADS {
-                loads = done.status == Status::Passed;
-                report.plugin = verdict.about.unwrap_or_default();
+            let (mut done, verdict) = run(case, settings)?;
+            let failed = done.status == Status::Failed;
+            match case.name {
+                LOADS => {
+                    loads = !failed;
+                    report.plugin = verdict.about.unwrap_or_default();
+                }
+                MADE if failed => {
+                    faults = verdict.faulted;
+                    none_made = Some(no_instance(&done));
+                }
+                MADE => is_made = true,
+                // Without the case that makes one nobody knows yet whether it is this case's own matter.
+                _ if case.by_fault && verdict.faulted => {}
+                _ if failed && verdict.at_create && !is_made => {
+                    let made = made_at_all(settings)?;
+                    is_made = made.is_none();
+                    if let Some(made) = made {
+                        none_made = Some(no_instance(&made));
+                        done.function.clone_from(&made.function);
+                        (done.demands, done.advice) = (made.demands, made.advice);
+                        tell(&made).map_err(KitError::Report)?;
+                        report.add(made);
+                    }
+                }
+                _ => {}
             }
             done
         };
@@ -119,6 +151,26 @@ fn sha256(plugin: &Path) -> String {
 /// The case that loads the plugin; without it nothing else makes sense.
 const LOADS: &str = "file/loads";
 
+/// The case that makes an instance; without one nothing can be said of the calls.
+const MADE: &str = "contract/instance";
+/// How the steps begin in which an instance is made.
+pub(crate) const CREATE: &str = "create ";
+
+/// Makes an instance, and nothing else; `None`: that works.
+fn made_at_all(settings: &Settings) -> Result<Option<CaseReport>, KitError> {
+    let Some(case) = CASES.iter().find(|case| case.name == MADE) else {
+        return Ok(None);
+    };
+    let (done, _) = run(case, settings)?;
+    Ok((done.status == Status::Failed).then_some(done))
+}
+
+/// Why cases are left out that need an instance.
+fn no_instance(made: &CaseReport) -> String {
+    let cut: String = made.seen.chars().take(REASON_CHARS_MAX).collect();
+    format!("it needs an instance, and {MADE} has none: {cut}")
+}
+
 fn named(case: &Case, names: &[String]) -> bool {
     names
         .iter()
@@ -135,6 +187,7 @@ fn skipped(case: &Case, why: &str) -> CaseReport {
         demands: case.demands,
         advice: case.advice,
         figures: Vec::new(),
+        stderr: String::new(),
     }
 }
 
@@ -177,6 +230,7 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     let mut report = skipped(case, "");
     report.took_ms = took_ms;
     report.figures.clone_from(&verdict.figures);
+    report.stderr.clone_from(&verdict.stderr);
     match &verdict.outcome {
         Outcome::Passed => {
             report.status = Status::Passed;
@@ -301,13 +355,21 @@ fn verdict(case: &Case, dir: &Path, end: &End) -> Result<Verdict, KitError> {
             }
         });
     }
-    let how = match end {
-        End::Hung(limit_ms) => format!(
+    let stderr = words::written(&dir.join(WRITTEN[1]));
+    let finding = words::finding(&stderr);
+    let how = match (end, &finding) {
+        (End::Hung(limit_ms), _) => format!(
             "it hangs: no end within {} s, so it was killed",
             limit_ms / 1000
         ),
-        End::Signal(signal) => format!("the process was ended by {}", signal_name(*signal)),
-        End::Code(code) => {
+        (End::Signal(signal), _) => {
+            format!("the process was ended by {}", signal_name(*signal))
+        }
+        // It ends the process itself, in the middle or, for what has leaked, at its end.
+        (End::Code(code), Some((sanitizer, _))) => {
+            format!("{sanitizer} has ended the process, with code {code}")
+        }
+        (End::Code(code), None) => {
             format!("the process has ended with code {code} in the middle: somebody called exit()")
         }
     };
@@ -315,10 +377,10 @@ fn verdict(case: &Case, dir: &Path, end: &End) -> Result<Verdict, KitError> {
     let step = String::from_utf8_lossy(&step);
     let step = step.lines().next_back().unwrap_or("the start");
     let mut seen = format!("{how}; it was at: {step}");
-    let words = last_words(&dir.join(WRITTEN[1]));
-    if !words.is_empty() {
-        seen.push_str("; its last words: ");
-        seen.push_str(&words);
+    match &finding {
+        Some((_, found)) => seen.push_str(&format!("; it says: {found}")),
+        None if stderr.trim().is_empty() => {}
+        None => seen.push_str(&format!("; its last words: {}", words::last(&stderr))),
     }
     // Memory that faults is what some cases judge by: then it is their own demand that was not met.
     let outcome = match end {
@@ -330,25 +392,11 @@ fn verdict(case: &Case, dir: &Path, end: &End) -> Result<Verdict, KitError> {
     };
     Ok(Verdict {
         outcome,
+        stderr,
+        at_create: step.starts_with(CREATE),
+        faulted: matches!(end, End::Signal(SIGBUS | SIGSEGV)),
         ..Verdict::default()
     })
-}
-
-fn last_words(file: &Path) -> String {
-    use std::io::Seek;
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(file)?;
-        let size = file.metadata()?.len();
-        file.seek(std::io::SeekFrom::Start(
-            size.saturating_sub(LAST_WORDS_BYTES_MAX),
-        ))?;
-        let mut words = Vec::new();
-        file.take(LAST_WORDS_BYTES_MAX).read_to_end(&mut words)?;
-        Ok(words)
-    };
-    // Nothing to be read is nothing said.
-    let words = read().unwrap_or_default();
-    String::from_utf8_lossy(&words).trim().replace('\n', " | ")
 }
 
 const SIGBUS: i32 = 7;

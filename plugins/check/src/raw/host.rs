@@ -20,7 +20,7 @@ use services::{
     blob_create, blob_fd, blob_finish, blob_read, blob_write, gate_serve, run_output, secret_read,
 };
 
-use super::place::{Room, Shape, for_ever, place};
+use super::place::{Room, Shape, for_ever, keep, place};
 
 /// A minor of the contract that no plugin has heard of.
 const FUTURE_MINOR: u32 = 9;
@@ -120,7 +120,7 @@ pub(crate) struct RawHost {
 impl RawHost {
     /// A host and the table that shows it, for ever.
     pub(crate) fn new(shape: HostShape) -> io::Result<(&'static RawHost, *const abi::Host)> {
-        let host: &'static RawHost = Box::leak(Box::default());
+        let host: &'static RawHost = keep(Box::default());
         let table = abi::Host {
             struct_size: size_of_u32::<abi::Host>(),
             abi_major: abi::ABI_MAJOR,

@@ -10,7 +10,7 @@ use skillgate_plugin_sdk::model::CreateRequest;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
 use super::host::{Answer, End, HostShape, RawHost};
-use super::place::{Shape, place, take_back};
+use super::place::{Shape, keep, place, take_back};
 use super::tour::{Values, make_mounted};
 use crate::bench::{Done, failed_at};
 
@@ -117,7 +117,7 @@ impl RawPlugin {
         shape: Shape,
     ) -> Done<Made> {
         // Lent for ever: see the top of this room.
-        let request: &'static CreateRequest = Box::leak(Box::new(request.clone()));
+        let request: &'static CreateRequest = keep(Box::new(request.clone()));
         self.create_of(
             kind,
             host,

@@ -13,7 +13,7 @@ use skillgate_plugin_sdk::wire::size_of_u32;
 use super::host::services::SECRET;
 use super::host::{Answer, End, Lent};
 use super::instance::{Called, RawInstance, Table};
-use super::place::{Room, Shape, lend, lend_list, place, place_list};
+use super::place::{Room, Shape, keep, lend, lend_list, place, place_list};
 use crate::bench::Done;
 
 /// Of a run in a tour.
@@ -160,7 +160,7 @@ impl RawInstance {
             name: values.text(NAME),
             version: values.text(VERSION),
         };
-        lend(std::slice::from_ref(Box::leak(Box::new(which))))
+        lend(std::slice::from_ref(keep(Box::new(which))))
     }
 
     pub(crate) fn skill_get(&self, values: Values) -> Called {
@@ -248,7 +248,7 @@ impl RawInstance {
         let created = self.blob_create(Values::Plain, Shape::Whole)?;
         let writer = self.end(&created, limit)?.handle;
         self.end(&self.blob_write(writer, Room::of(b"hello")?), limit)?;
-        let id: &'static str = Box::leak(self.end(&self.blob_commit(writer), limit)?.id.into());
+        let id: &'static str = keep(self.end(&self.blob_commit(writer), limit)?.id.into());
         let opened = self.end(&self.blob_open_at(id, 0), limit)?;
         Ok((opened.status == abi::OK).then_some(opened.handle))
     }
@@ -328,7 +328,7 @@ impl RawInstance {
         };
         static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let number = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let run_id: &'static str = Box::leak(format!("run_check_{number}").into());
+        let run_id: &'static str = keep(format!("run_check_{number}").into());
         let request = abi::RunRequest {
             struct_size: 0,
             flags: 0,
@@ -496,7 +496,7 @@ pub(crate) fn tour(
         Values::Null | Values::Dangling => Ok(instance.write(writer, values.bytes(b""), None)),
     })?;
     let id = make("blob_commit", &mut || Ok(instance.blob_commit(writer)))?.id;
-    let id: &'static str = Box::leak(id.into());
+    let id: &'static str = keep(id.into());
     let id = || values.text(id);
     make("blob_stat", &mut || Ok(instance.blob_stat(tenant(), id())))?;
     let reader = make("blob_open", &mut || {

@@ -4,7 +4,7 @@ use skillgate_plugin_sdk::abi;
 
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, make, no_wrongs};
-use crate::raw::{Called, End, HostShape, Kind, RawInstance, Room, Shape, Values};
+use crate::raw::{Called, End, HostShape, Kind, RawInstance, Room, Shape, Values, keep};
 
 const BLOB_BYTES: usize = 5000;
 /// Of what is written, so many bytes at once, and then the rest.
@@ -61,7 +61,7 @@ fn written(bench: &Bench, instance: &RawInstance, content: &[u8]) -> Done<&'stat
     }
     bench.step("blob_commit; what was written cannot be read any more");
     let id = good(instance, &instance.blob_commit(writer))?.id;
-    Ok(Box::leak(id.into()))
+    Ok(keep(id.into()))
 }
 
 /// The last `bytes` of the blob.

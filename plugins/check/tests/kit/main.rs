@@ -6,8 +6,10 @@
 
 mod bundled;
 mod hygiene;
+mod instance;
 mod later;
 mod sabotage;
+mod sanitizer;
 mod support;
 mod survival;
 #[path = "../../../../tests/support/tools.rs"]

@@ -211,6 +211,12 @@ pub(crate) const IN_C: &[Row] = &[
     ("-DCRASH_IN_CREATE", "contract/many-lives", "its last words: create has no future"),
 ];
 
+/// Its create() refuses, whatever its configuration is.
+pub(crate) const NEEDS_ROOT: (&str, &str) = (
+    "    s = calloc(1, sizeof *s);\n",
+    "    if (req != NULL) return refuse(err, SKG_E_PRECONDITION, \"needs root\");\n    s = calloc(1, sizeof *s);\n",
+);
+
 /// The store in C with other words in the place of some.
 #[rustfmt::skip]
 const CHANGED: &[(Row, &[(&str, &str)])] = &[

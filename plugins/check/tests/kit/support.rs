@@ -78,6 +78,11 @@ pub(crate) fn example_c(dir: &Path) -> PathBuf {
 
 /// The same, with other words in the place of some.
 pub(crate) fn changed_c(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
+    changed_c_with(dir, changes, &[])
+}
+
+/// And compiled with more options.
+pub(crate) fn changed_c_with(dir: &Path, changes: &[(&str, &str)], more: &[&str]) -> PathBuf {
     let mut text = std::fs::read_to_string(EXAMPLE_C).unwrap();
     for (from, to) in changes {
         assert!(text.contains(from), "{from}");
@@ -85,7 +90,8 @@ pub(crate) fn changed_c(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
     }
     let source = dir.join("changed.c");
     std::fs::write(&source, text).unwrap();
-    compile("cc", source.to_str().unwrap(), dir, "changed", &STRICT)
+    let options = [&STRICT, more].concat();
+    compile("cc", source.to_str().unwrap(), dir, "changed", &options)
 }
 
 /// Compiles a plugin that throws; `None`: there is no compiler for C++.

@@ -21,7 +21,10 @@ fn main() -> ExitCode {
                 ..Settings::new(plugin, &["case"], &["host"])
             };
             match skillgate_plugin_check::check(&settings, |_| Ok(())) {
-                Ok(_) => return ExitCode::SUCCESS,
+                Ok(report) => match report.write_json(&mut std::io::stdout()) {
+                    Ok(()) => return ExitCode::SUCCESS,
+                    Err(error) => error.to_string(),
+                },
                 Err(error) => error.to_string(),
             }
         }
