@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::bench::{Bench, Done};
 use crate::run::{CREATE_ADVICE, CREATE_DEMANDS};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
-use crate::storage::{at_once, blobs, ids, lent, life as store_life, skills, writers};
+use crate::storage::{
+    at_once, blobs, committed_at_once, ids, lent, life as store_life, skills, writers,
+};
 use crate::{contract, figures, file, operations, process_state};
 
 /// What has to be there for a case to make sense.
@@ -205,6 +207,9 @@ pub(crate) const CASES: &[Case] = &[
     case("storage/concurrent-publish", Storage, "skill_put",
         "of those who publish one version at the same time one wins (with the same content all do), and it is never visible in part",
         "build it aside and make it visible in one step (rename, transaction)", skills::concurrent_publish),
+    case("storage/skills-published-at-once", Storage, "skill_put",
+        "calls come from several threads at once: each skill of those that are published at the same time is there when it was completed with SKG_OK",
+        "guard with one lock what calls share: from the look at a list to the change of it", committed_at_once::skills),
     case("storage/blob-sizes", Storage, "blob_write",
         "a blob is what was written, whatever its size", "look at the ends of your chunks and buffers", blobs::sizes),
     by_fault(case("storage/blob-buffers", Storage, "blob_read",
@@ -215,6 +220,9 @@ pub(crate) const CASES: &[Case] = &[
     case("storage/blobs-at-once", Storage, "blob_write",
         "writers and readers, of several tenants, may be open at the same time: each is its own blob's and has its own place; no room is SKG_E_EXHAUSTED",
         "keep what belongs to a writer or a reader under its handle, and nothing of it beside that", at_once::at_once),
+    case("storage/blobs-committed-at-once", Storage, "blob_commit",
+        "calls come from several threads at once: each blob of those that are committed at the same time is there when it was completed with SKG_OK",
+        "guard with one lock what calls share: from the look at a list to the change of it", committed_at_once::blobs),
     case("storage/blob-ranges", Storage, "blob_open",
         "a reader gives [offset, offset+len), len 0 to the end; an offset beyond the end is SKG_E_OUT_OF_RANGE",
         "cut at the blob's end", blobs::ranges),

@@ -2,6 +2,7 @@
 
 pub(crate) mod at_once;
 pub(crate) mod blobs;
+pub(crate) mod committed_at_once;
 pub(crate) mod ids;
 pub(crate) mod lent;
 pub(crate) mod life;

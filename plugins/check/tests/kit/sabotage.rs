@@ -72,6 +72,7 @@ pub(crate) const STORE: &[Row] = &[
     ("leaves a process", "process/children", "processes are left after destroy: sleep"),
     ("writes to standard error", "process/streams", "it wrote to stderr: \"debug"),
     // What a store promises.
+    ("loses what is published beside others", "storage/skills-published-at-once", "64 skills were published by 16 callers at once, each with SKG_OK, and "),
     ("publishes a version again", "storage/publish-twice", "the same version with other content succeeds"),
     ("publishes what it says it cannot", "storage/caps", "a skill for a store whose caps says that it is read-only succeeds"),
     ("publishes nothing, and says that it can", "storage/caps", "caps says SKG_ST_SKILLS_WRITE, and a skill is not taken"),
@@ -224,6 +225,14 @@ const CHANGED: &[(Row, &[(&str, &str)])] = &[
         ("static int32_t blob_create(", "static skg_str last;\nstatic int32_t blob_create("),
         ("b->tenant = put_text(", "last = b->tenant = put_text("),
         ("b->stat.id = ", "b->tenant = last;\n    b->stat.id = "),
+    ]),
+    (("has a list without a lock", "storage/blobs-committed-at-once", "128 blobs were committed by 16 callers at once, each with SKG_OK, and "), &[
+        ("% BUCKETS]", "% 1]"),
+        ("    pthread_mutex_lock(&s->lock);\n    bucket = bucket_of(s, b->stat.id);\n    b->next = *bucket;\n    *bucket = b;\n    b->users++;\n    pthread_mutex_unlock(&s->lock);\n",
+         "    bucket = bucket_of(s, b->stat.id);\n    b->next = *bucket;\n    { struct timespec t = {0, 200000}; nanosleep(&t, NULL); }\n    *bucket = b;\n    b->users++;\n"),
+    ]),
+    (("needs what this host lacks", "contract/instance", "it makes no instance from its configuration: needs root (code -9)"), &[
+        NEEDS_ROOT,
     ]),
     (("counts its blobs", "storage/blob-ids", "64 blobs have ids that differ from one another in "), &[
         ("    memcpy(id, \"blob:\", 5);", "    static unsigned count;\n    count++;\n    memset(random, 0, sizeof random);\n    memcpy(random, &count, sizeof count);\n    memcpy(id, \"blob:\", 5);"),

@@ -338,6 +338,17 @@ unsafe extern "C" fn skill_put(this: *mut c_void, op: abi::Op, r: *const abi::Pu
                 return abi::OK;
             }
         }
+        if asked("loses what is published beside others") {
+            let others = COMING.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            COMING.fetch_sub(1, Ordering::SeqCst);
+            if others > 0 {
+                let mut skill: abi::Skill = wire::zeroed();
+                skill.struct_size = wire::size_of_u32::<abi::Skill>();
+                answer(ctx_of(this), op, (&raw const skill).cast());
+                return abi::OK;
+            }
+        }
         if asked("takes the same at once for another") {
             let others = COMING.fetch_add(1, Ordering::SeqCst);
             // Long enough for others to come. Over before this one is told that it has published.
