@@ -176,6 +176,9 @@ pub(crate) const CASES: &[Case] = &[
     case("process/children", Plugin, "destroy",
         "no process that an instance has started is left when destroy has returned",
         "end and wait for the processes that you start", process_state::children_kept),
+    case("process/zombies", Plugin, "run",
+        "a process that an instance has started and that has ended is waited for, while the instance lives and before destroy returns",
+        "call waitpid() for each process that you start, at the latest when its run is completed", process_state::zombies_kept),
     case("process/streams", Plugin, "rule 5",
         "nothing is written to standard output and standard error", "use host->log", process_state::streams),
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, getpid, set_child_subreaper};
 
@@ -14,6 +15,12 @@ use crate::run::WRITTEN;
 
 /// Instances that are made to see whether something of each stays.
 const LIVES: usize = 4;
+/// Rounds of calls of one instance, each of which may start a process.
+const ROUNDS: usize = 6;
+/// How late a process may be waited for that has ended.
+const REAP_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks.
+const REAP_LOOK: Duration = Duration::from_millis(20);
 
 /// PF_EXITING of linux/sched.h: set before the kernel tells pthread_join(3) that the thread is gone, and it runs nothing of
 /// its process any more; yet it stays in /proc until the kernel has put it away, on a busy machine for milliseconds.
@@ -94,8 +101,17 @@ fn status(name: &str) -> io::Result<String> {
     Ok(line.unwrap_or_default().replace('\t', " "))
 }
 
-/// Processes whose parent is this one.
+/// Processes that go on and whose parent is this one.
 pub(crate) fn children() -> io::Result<Vec<(Pid, String)>> {
+    of_this_process(|state| state != "Z")
+}
+
+/// Processes that have ended, and that this one has not waited for.
+fn zombies() -> io::Result<Vec<(Pid, String)>> {
+    of_this_process(|state| state == "Z")
+}
+
+fn of_this_process(wanted: impl Fn(&str) -> bool) -> io::Result<Vec<(Pid, String)>> {
     let this = getpid().as_raw_nonzero().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
@@ -106,7 +122,7 @@ pub(crate) fn children() -> io::Result<Vec<(Pid, String)>> {
         let Some(stat) = Stat::read(&entry.path()) else {
             continue;
         };
-        if stat.state != "Z" && stat.parent == this {
+        if wanted(&stat.state) && stat.parent == this {
             found.push((pid, stat.name));
         }
     }
@@ -286,6 +302,47 @@ pub(crate) fn children_kept(bench: &Bench) -> Done {
             )
         })
     })
+}
+
+/// Fewer than there were rounds: one that is waited for when the next begins is no leak.
+pub(crate) fn zombies_kept(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = make(bench, plugin, kind, "a", HostShape::Now, Shape::Whole)?;
+        for _ in 0..ROUNDS {
+            go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        }
+        bench.step("looking for processes that nobody has waited for");
+        let left = until(|left| left < ROUNDS)?;
+        destroy(bench, &instance)?;
+        let names: Vec<_> = left.iter().map(|(_, name)| name.as_str()).collect();
+        demand(left.len() < ROUNDS, || {
+            format!(
+                "after {ROUNDS} calls {} processes that have ended are still there as zombies, {} s later, and fill the process table: {}",
+                left.len(),
+                REAP_LIMIT.as_secs(),
+                names.join(", ")
+            )
+        })?;
+        let left = until(|left| left == 0)?;
+        demand(left.is_empty(), || {
+            format!(
+                "destroy has returned, and {} processes of the instance are there as zombies",
+                left.len()
+            )
+        })
+    })
+}
+
+/// The zombies, as soon as there are so few, or after a while: who waits for them may be late.
+fn until(few: impl Fn(usize) -> bool) -> io::Result<Vec<(Pid, String)>> {
+    let late = Instant::now() + REAP_LIMIT;
+    loop {
+        let found = zombies()?;
+        if few(found.len()) || Instant::now() > late {
+            return Ok(found);
+        }
+        std::thread::sleep(REAP_LOOK);
+    }
 }
 
 pub(crate) fn streams(bench: &Bench) -> Done {

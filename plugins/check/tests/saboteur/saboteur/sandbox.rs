@@ -113,6 +113,9 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if is_large && asked("has no place for files") {
             return end(this, op, abi::RUN_COMPLETED, "", b"0");
         }
+        if asked("waits for none of its children") {
+            std::mem::forget(Command::new("true").spawn().unwrap());
+        }
         walk_by_sizeof(&request);
         if asked("keeps the list of secrets") {
             let kept = KEPT.swap(request.secrets.ptr as usize, Ordering::SeqCst) as *const u8;
