@@ -8,7 +8,9 @@ use skillgate_plugin_sdk::abi;
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
 use crate::process_state::threads;
-use crate::raw::{Called, HostShape, Kind, READ_BYTES, RawInstance, Room, Shape, Values, run_code};
+use crate::raw::{
+    Called, HostShape, Kind, READ_BYTES, RawInstance, Room, Shape, Values, keep, run_code,
+};
 use crate::sandbox::NO_PYTHON;
 
 /// How many calls are in flight at once.
@@ -48,7 +50,7 @@ pub(crate) fn exactly_once(bench: &Bench) -> Done {
 fn some_call(instance: &RawInstance, kind: Kind, number: usize) -> std::io::Result<Called> {
     match kind {
         Kind::Sandbox if number < RUNS_IN_FLIGHT => {
-            instance.run(run_code(), Values::Plain, Shape::Whole, false)
+            instance.run(run_code(), Values::Plain, Shape::Whole)
         }
         Kind::Storage if number.is_multiple_of(3) => {
             instance.skill_list(Values::Plain, Shape::Whole)
@@ -112,57 +114,95 @@ pub(crate) fn cancel_before(bench: &Bench) -> Done {
             instance.cancel(op);
         }
         bench.step("a call that was cancelled before it began");
-        let called = match kind {
-            Kind::Sandbox => instance.run(WAITS, Values::Plain, Shape::Whole, true)?,
-            Kind::Storage => instance.cancelled_skill_list()?,
-        };
-        instance.end(&called, CANCEL_LIMIT)?;
+        let instance = kept(instance);
+        match kind {
+            Kind::Sandbox => {
+                let op = instance.host.next_op();
+                let run = waits(instance, true);
+                ends_soon(instance, op, "a run that was cancelled before it began")?;
+                instance.end(&joined(run)?, CANCEL_LIMIT)?;
+            }
+            Kind::Storage => {
+                instance.end(&instance.cancelled_skill_list()?, CANCEL_LIMIT)?;
+            }
+        }
         no_wrongs(&instance.host.listen(LISTEN))?;
-        destroy(bench, &instance)
+        destroy(bench, instance)
     })
+}
+
+/// For as long as the case's process: a run that does not end must not keep the verdict.
+fn kept(instance: RawInstance) -> &'static RawInstance {
+    keep(Box::new(instance))
+}
+
+type Run = std::thread::JoinHandle<std::io::Result<Called>>;
+
+/// On a thread of its own: of a plugin that blocks, the call returns when the run has ended.
+fn waits(instance: &'static RawInstance, cancelled: bool) -> Run {
+    std::thread::spawn(move || instance.run_to_cancel(WAITS, cancelled))
+}
+
+fn joined(run: Run) -> Done<Called> {
+    let called = run
+        .join()
+        .map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
+    Ok(called?)
+}
+
+/// A run that was cancelled has ended, or was refused, soon.
+fn ends_soon(instance: &RawInstance, op: abi::Op, what: &str) -> Done {
+    if instance.host.is_over(op, CANCEL_LIMIT) {
+        return Ok(());
+    }
+    let limit = CANCEL_LIMIT.as_secs();
+    Err(failed_at(
+        "cancel",
+        format!("{what} goes on {limit} s later, and nothing but its wall_ms would end it"),
+    ))
 }
 
 /// Starts a run that waits; gives its op when it has begun. The run itself ends when it is cancelled.
 fn with_waiting_run<T>(
     bench: &Bench,
-    instance: &RawInstance,
+    instance: &'static RawInstance,
     work: impl FnOnce(abi::Op) -> Done<T>,
 ) -> Done<T> {
     bench.step("a run that waits");
-    std::thread::scope(|scope| {
-        let first = instance.host.next_op();
-        let run = scope.spawn(|| instance.run(WAITS, Values::Plain, Shape::Whole, false));
-        let done = if instance.host.has_output(first, CALL_LIMIT) {
-            work(first)
-        } else {
-            Err(failed_at(
-                "run_output",
-                "a run that prints and waits is not heard of",
-            ))
-        };
-        // Whatever has gone wrong, the thread above ends.
-        instance.cancel(first);
-        let called = run
-            .join()
-            .map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
-        bench.step("the end of a run that was cancelled");
-        let end = instance.end(&called?, CANCEL_LIMIT)?;
-        if end.status == abi::E_UNIMPLEMENTED && end.not_executed {
-            return Err(Stop::Skipped(NO_PYTHON.into()));
-        }
-        done
-    })
+    let first = instance.host.next_op();
+    let run = waits(instance, false);
+    let done = if instance.host.has_output(first, CALL_LIMIT) {
+        work(first)
+    } else {
+        Err(failed_at(
+            "run_output",
+            "a run that prints and waits is not heard of",
+        ))
+    };
+    // Whatever has gone wrong, it ends; one that was waited for and does not is not waited for again.
+    instance.cancel(first);
+    bench.step("the end of a run that was cancelled");
+    if done.is_err() && !instance.host.is_over(first, LISTEN) {
+        return done;
+    }
+    ends_soon(instance, first, "a run that was cancelled")?;
+    let end = instance.end(&joined(run)?, CANCEL_LIMIT)?;
+    if end.status == abi::E_UNIMPLEMENTED && end.not_executed {
+        return Err(Stop::Skipped(NO_PYTHON.into()));
+    }
+    done
 }
 
 pub(crate) fn cancel_during(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
         let instance = whole(bench, plugin, kind)?;
+        let instance = kept(instance);
         cancels_soon(|| match kind {
-            Kind::Sandbox => cancel_run(bench, &instance),
-            Kind::Storage => cancel_write(bench, &instance),
+            Kind::Sandbox => cancel_run(bench, instance),
+            Kind::Storage => cancel_write(bench, instance),
         })?;
         no_wrongs(&instance.host.listen(LISTEN))?;
-        destroy(bench, &instance)
+        destroy(bench, instance)
     })
 }
 
@@ -184,20 +224,16 @@ fn cancels_soon(mut cancel: impl FnMut() -> Done<Duration>) -> Done {
 }
 
 /// Of a run that waits.
-fn cancel_run(bench: &Bench, instance: &RawInstance) -> Done<Duration> {
+fn cancel_run(bench: &Bench, instance: &'static RawInstance) -> Done<Duration> {
     with_waiting_run(bench, instance, |op| {
         bench.step("cancel of a run that has begun");
         let Some(took) = instance.cancel(op) else {
             return Err(Stop::Skipped("it has no cancel".into()));
         };
-        let ended = instance.host.ended(op, CANCEL_LIMIT);
-        let end = ended.ok_or_else(|| {
-            let limit = CANCEL_LIMIT.as_secs();
-            failed_at(
-                "cancel",
-                format!("a run goes on {limit} s after it was cancelled"),
-            )
-        })?;
+        ends_soon(instance, op, "a run that was cancelled")?;
+        let Some(end) = instance.host.ended(op, CANCEL_LIMIT) else {
+            return Err(failed_at("run", "a run that has begun was refused"));
+        };
         let fair = matches!(end.status, abi::E_CANCELLED | abi::OK);
         demand(fair, || {
             format!("a cancelled run ends with {}: {}", end.status, end.message)
@@ -257,7 +293,7 @@ fn returns_complete(instance: &RawInstance, kind: Kind) -> Done {
     let health = || Ok(instance.health());
     let of_kind = || match kind {
         Kind::Storage => instance.skill_list(Values::Plain, Shape::Whole),
-        Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false),
+        Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole),
     };
     let calls: [&dyn Fn() -> std::io::Result<Called>; 2] = [&health, &of_kind];
     for call in calls {
@@ -303,9 +339,9 @@ fn returns_soon(bench: &Bench, instance: &RawInstance) -> Done {
 
 pub(crate) fn drain(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
-        let instance = whole(bench, plugin, kind)?;
+        let instance = kept(whole(bench, plugin, kind)?);
         if kind == Kind::Sandbox {
-            with_waiting_run(bench, &instance, |run| {
+            with_waiting_run(bench, instance, |run| {
                 bench.step("drain while a run is under way");
                 std::thread::scope(|scope| {
                     let op = instance.host.next_op();
@@ -326,12 +362,12 @@ pub(crate) fn drain(bench: &Bench) -> Done {
                 })
             })?;
         } else {
-            drain_with_open_blobs(bench, &instance)?;
+            drain_with_open_blobs(bench, instance)?;
         }
         bench.step("a call after drain");
         let called = match kind {
-            Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false)?,
-            Kind::Storage => store_call(&instance)?,
+            Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole)?,
+            Kind::Storage => store_call(instance)?,
         };
         let end = instance.end(&called, CALL_LIMIT)?;
         demand(end.status == abi::E_UNAVAILABLE, || {
@@ -340,7 +376,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
                 called.name, end.status
             )
         })?;
-        destroy(bench, &instance)
+        destroy(bench, instance)
     })
 }
 

@@ -240,6 +240,15 @@ impl RawHost {
         })
     }
 
+    /// Whether an op has ended, or was refused, within `limit`.
+    pub(crate) fn is_over(&self, op: abi::Op, limit: Duration) -> bool {
+        let over = self.until(limit, |state| {
+            let of = state.ops.get(&op)?;
+            (of.refused || of.ended.is_some()).then_some(())
+        });
+        over.is_some()
+    }
+
     pub(crate) fn has_ended(&self, op: abi::Op) -> bool {
         self.ended(op, Duration::ZERO).is_some()
     }

@@ -18,6 +18,8 @@ use crate::bench::Done;
 
 /// Of a run in a tour.
 const WALL_MS: u64 = 10_000;
+/// Of a run that is to be cancelled: much longer than that may take, so that it is not this which ends it.
+const CANCELLED_WALL_MS: u64 = 60_000;
 const MEMORY_BYTES: u64 = 256 << 20;
 const DISK_BYTES: u64 = 32 << 20;
 
@@ -298,12 +300,28 @@ impl RawInstance {
         code: &'static str,
         values: Values,
         shape: Shape,
+    ) -> io::Result<Called> {
+        self.run_of(code, values, shape, WALL_MS, false)
+    }
+
+    /// A run that ends when it is cancelled, and not before; `cancelled`: it is so already.
+    pub(crate) fn run_to_cancel(&self, code: &'static str, cancelled: bool) -> io::Result<Called> {
+        let (values, shape) = (Values::Plain, Shape::Whole);
+        self.run_of(code, values, shape, CANCELLED_WALL_MS, cancelled)
+    }
+
+    fn run_of(
+        &self,
+        code: &'static str,
+        values: Values,
+        shape: Shape,
+        wall_ms: u64,
         cancelled: bool,
     ) -> io::Result<Called> {
         let limits = abi::Limits {
             struct_size: 0,
             max_pids: 32,
-            wall_ms: WALL_MS,
+            wall_ms,
             cpu_ms: 0,
             memory_bytes: MEMORY_BYTES,
             disk_bytes: DISK_BYTES,
@@ -479,9 +497,7 @@ pub(crate) fn tour(
     };
     make("health", &mut || Ok(instance.health()))?;
     if let Table::Sandbox(_) = &instance.table {
-        make("run", &mut || {
-            instance.run(run_code(), values, shape, false)
-        })?;
+        make("run", &mut || instance.run(run_code(), values, shape))?;
         return Ok(ends);
     }
     let tenant = || values.text(TENANT);
