@@ -81,3 +81,26 @@ fn of_chosen_cases_one_fails_for_want_of_an_instance() {
         ["storage/tenants"]
     );
 }
+
+/// What it touches is the matter of the cases that take memory away, and these say it.
+#[test]
+fn a_create_that_faults_is_looked_at_by_the_cases_that_look_for_faults() {
+    let faults = (
+        "    s = calloc(1, sizeof *s);\n",
+        "    if (((const volatile char *)host)[host->struct_size] == 1) return SKG_E_INTERNAL;\n    s = calloc(1, sizeof *s);\n",
+    );
+    let report = checked(faults, &["contract", "storage/tenants"]);
+    let failed = ended(&report, Status::Failed);
+    let by_fault = ["older-host", "newer-host", "empty-values", "borrowed"];
+    let by_fault = by_fault.map(|name| format!("contract/{name}"));
+    assert_eq!(failed[0], MADE, "{}", table(&report));
+    assert!(
+        failed[1..]
+            .iter()
+            .all(|case| by_fault.contains(&(*case).to_owned())),
+        "{failed:?}"
+    );
+    assert!(failed.contains(&"contract/older-host"), "{failed:?}");
+    let skipped = skipped_for_want_of_one(&report, "SIGSEGV");
+    assert!(skipped.contains(&"storage/tenants"), "{}", table(&report));
+}
