@@ -226,6 +226,11 @@ impl Bench {
         })
     }
 
+    /// Where an instance of this name may leave files: its `state_dir`, and what its configuration calls `${scratch}`.
+    pub(crate) fn places(&self, instance: &str) -> [PathBuf; 2] {
+        [self.dir.join(STATE).join(instance), self.dir.join(instance)]
+    }
+
     pub(crate) fn storage(&self) -> Done<Store<'_>> {
         self.storage_of(&self.open(Kind::Storage)?, "a")
     }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::bench::{Bench, Done};
 use crate::run::{CREATE_ADVICE, CREATE_DEMANDS};
-use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
+use crate::sandbox::{
+    egress, files as sandbox_files, isolation, life, limits, measured, runs, skills as run_skills,
+};
 use crate::storage::{
     at_once, blobs, committed_at_once, ids, lent, life as store_life, skills, writers,
 };
@@ -285,6 +287,8 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/egress-none", Sandbox, "SKG_EGRESS_CAN_DENY", "caps.egress has SKG_EGRESS_CAN_DENY, so with SKG_NET_NONE there is no way out", "give the run a network namespace of its own with nothing in it", egress::none),
     case("sandbox/egress-gate", Sandbox, "gate_serve", "caps.egress has SKG_EGRESS_GATE_LISTENER, so with SKG_NET_GATE the gate can be reached from inside, and nothing else", "make the listener inside, hand it to gate_serve, set http_proxy and https_proxy", egress::gate),
     case("sandbox/leftovers", Sandbox, "run", "no process of a run is left when it has ended", "end a run's processes by its namespace or control group, not one by one", life::leftovers),
+    case("sandbox/files-left", Sandbox, "run", "create, execute, collect, destroy: a run leaves no file in state_dir, and none where the configuration says, when it has ended", "remove a run's directory, sockets and files when it has ended, however it has", sandbox_files::left),
+    case("sandbox/measured", Sandbox, "skg_run_result", "cpu_us and peak_memory_bytes are what the run has used, in microseconds and bytes, and 0 where that is not known", "take them from its control group or from wait4(), in the units of their names, or leave them 0", measured::used),
     long(case("sandbox/killed", Sandbox, "create", "create removes what an earlier life of the instance has left behind (kill -9)", "mark what you make with instance_id; sweep in create()", life::killed)),
 
     // === figures ===

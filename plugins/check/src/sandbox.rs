@@ -1,10 +1,12 @@
 //! A sandbox: what it runs, what it keeps a run from, and what is left of it.
 
 pub(crate) mod egress;
+pub(crate) mod files;
 pub(crate) mod gate;
 pub(crate) mod isolation;
 pub(crate) mod life;
 pub(crate) mod limits;
+pub(crate) mod measured;
 pub(crate) mod runs;
 pub(crate) mod skills;
 

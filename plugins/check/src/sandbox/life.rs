@@ -41,7 +41,9 @@ fn marked(mark: &str) -> std::io::Result<Vec<String>> {
 }
 
 /// Waits until nothing is found any more.
-fn until_none<T>(mut look: impl FnMut() -> std::io::Result<Vec<T>>) -> std::io::Result<Vec<T>> {
+pub(super) fn until_none<T>(
+    mut look: impl FnMut() -> std::io::Result<Vec<T>>,
+) -> std::io::Result<Vec<T>> {
     let until = Instant::now() + GONE_LIMIT;
     loop {
         let found = look()?;

@@ -174,6 +174,11 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("leaves a way out beside the gate", "sandbox/egress-gate", "a run with mode SKG_NET_GATE could open: metadata service"),
     ("runs code on the host", "sandbox/mounts", "the run failed"),
     ("runs code on the host", "sandbox/leftovers", "processes of a run go on"),
+    ("leaves a file of each run", "sandbox/files-left", "6 files or directories are there that were not before: state_dir/run-"),
+    ("counts processor time in milliseconds", "sandbox/measured", "a run that has computed for 300 ms by its own clock has cpu_us "),
+    ("counts processor time in nanoseconds", "sandbox/measured", "a run that has computed for 300 ms has cpu_us "),
+    ("counts memory in pages", "sandbox/measured", "has peak_memory_bytes "),
+    ("counts the host's memory", "sandbox/measured", "peak_memory_bytes is 18446744073709551615, and this machine has "),
     ("runs code on the host", "sandbox/killed", "go on in the next one"),
 ];
 

@@ -78,6 +78,9 @@ unsafe extern "C" fn get_factory(id: *const u8) -> *const c_void {
 
 static SABOTAGE: OnceLock<String> = OnceLock::new();
 
+/// The first instance's.
+static STATE_DIR: OnceLock<String> = OnceLock::new();
+
 /// Is this what is asked for?
 fn asked(sabotage: &str) -> bool {
     SABOTAGE.get().is_some_and(|asked| asked == sabotage)
@@ -277,6 +280,8 @@ unsafe fn make<F: Grows, T: Grows>(
         let root = inner_config["root"].as_str().unwrap();
         inner_config["root"] = format!("{root}-{}", std::process::id()).into();
     }
+    // SAFETY: the request's own text, good during this call.
+    STATE_DIR.get_or_init(|| unsafe { wire::shown(request.state_dir, 1000) });
     process::sabotage();
     let ctx = known.ctx as usize;
     let real = known.complete.unwrap();

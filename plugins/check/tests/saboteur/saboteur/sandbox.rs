@@ -113,6 +113,10 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if is_large && asked("has no place for files") {
             return end(this, op, abi::RUN_COMPLETED, "", b"0");
         }
+        if asked("leaves a file of each run") {
+            let dir = super::STATE_DIR.get().unwrap();
+            std::fs::write(format!("{dir}/run-{op}"), "").unwrap();
+        }
         if asked("waits for none of its children") {
             std::mem::forget(Command::new("true").spawn().unwrap());
         }
