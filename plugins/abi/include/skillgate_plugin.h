@@ -94,7 +94,8 @@ typedef uint64_t skg_op;
  * *request* stays the sender's (borrowed until the op completes: dup it). */
 typedef int32_t skg_fd;
 
-/* Results of calls, and the status of a completion. */
+/* Results of calls, and the status of a completion.  A plugin's functions return
+ * SKG_OK or one that is less than 0: a positive number is none of them. */
 #define SKG_OK                    0
 #define SKG_E_CANCELLED          -1
 #define SKG_E_UNKNOWN            -2
@@ -567,6 +568,8 @@ typedef struct skg_sandbox_factory {
 
 #define SKG_STORAGE_ID "skillgate.storage/1"
 
+/* A bit of caps promises that what it is about is there: none of its functions
+ * is NULL.  A bit that is not here is not set. */
 #define SKG_ST_SKILLS       0x1u
 #define SKG_ST_SKILLS_WRITE 0x2u
 #define SKG_ST_BLOBS        0x4u

@@ -190,6 +190,9 @@ impl RawPlugin {
         let code = create(&factory, &raw mut out, &raw mut error)
             .ok_or_else(|| wrong("the factory has no create".into()))?;
         take_back();
+        if code > 0 {
+            return Err(wrong(positive("create", code)));
+        }
         if code < 0 {
             // SAFETY: the contract: its texts are valid until the next call on this thread.
             let message = unsafe { wire::shown(error.message, 300) };
@@ -219,6 +222,20 @@ impl RawPlugin {
         })))
     }
 }
+
+/// What no function of a plugin returns.
+fn positive(name: &str, code: i32) -> String {
+    format!("{name} returns {code}, and a result is SKG_OK (0) or less than 0")
+}
+
+/// What each of SKG_ST_* promises.
+const PROMISES: [(u32, &str); 5] = [
+    (abi::ST_SKILLS, "SKG_ST_SKILLS"),
+    (abi::ST_SKILLS_WRITE, "SKG_ST_SKILLS_WRITE"),
+    (abi::ST_BLOBS, "SKG_ST_BLOBS"),
+    (abi::ST_BLOB_FD, "SKG_ST_BLOB_FD"),
+    (abi::ST_VOLATILE, "SKG_ST_VOLATILE"),
+];
 
 macro_rules! of_table {
     ($self:ident . $field:ident) => {
@@ -291,6 +308,14 @@ impl RawInstance {
 
     /// What caps says, asked with a struct of a shape. The code, and for storage the flags.
     pub(crate) fn caps(&self, shape: Shape) -> Done<(Option<i32>, u32)> {
+        let (code, flags) = self.asked_caps(shape)?;
+        match code {
+            Some(code) if code > 0 => Err(failed_at("caps", positive("caps", code))),
+            code => Ok((code, flags)),
+        }
+    }
+
+    fn asked_caps(&self, shape: Shape) -> Done<(Option<i32>, u32)> {
         match &self.table {
             Table::Storage(table) => {
                 let mut flags = 0_u32;
@@ -312,9 +337,54 @@ impl RawInstance {
         }
     }
 
+    /// What of a store's flags is no promise that it can keep: functions that are null, bits that there are not.
+    pub(crate) fn broken_promises(&self, flags: u32) -> Vec<String> {
+        let Table::Storage(table) = &self.table else {
+            return Vec::new();
+        };
+        let functions = [
+            (abi::ST_SKILLS, "skill_list", table.skill_list.is_some()),
+            (abi::ST_SKILLS, "skill_get", table.skill_get.is_some()),
+            (abi::ST_SKILLS, "skill_read", table.skill_read.is_some()),
+            (abi::ST_SKILLS, "skill_tree", table.skill_tree.is_some()),
+            (abi::ST_SKILLS_WRITE, "skill_put", table.skill_put.is_some()),
+            (abi::ST_BLOBS, "blob_create", table.blob_create.is_some()),
+            (abi::ST_BLOBS, "blob_write", table.blob_write.is_some()),
+            (abi::ST_BLOBS, "blob_commit", table.blob_commit.is_some()),
+            (abi::ST_BLOBS, "blob_abort", table.blob_abort.is_some()),
+            (abi::ST_BLOBS, "blob_stat", table.blob_stat.is_some()),
+            (abi::ST_BLOBS, "blob_open", table.blob_open.is_some()),
+            (abi::ST_BLOBS, "blob_read", table.blob_read.is_some()),
+            (abi::ST_BLOBS, "blob_close", table.blob_close.is_some()),
+            (abi::ST_BLOBS, "blob_delete", table.blob_delete.is_some()),
+            (abi::ST_BLOB_FD, "blob_fd", table.blob_fd.is_some()),
+        ];
+        let mut broken = Vec::new();
+        for (bit, name) in PROMISES {
+            let missing = functions
+                .iter()
+                .filter(|(of, _, is_there)| *of == bit && !is_there);
+            if flags & bit != 0 {
+                broken.extend(
+                    missing.map(|(_, function, _)| {
+                        format!("caps says {name}, and {function} is NULL")
+                    }),
+                );
+            }
+        }
+        let unknown = PROMISES.iter().fold(flags, |rest, (bit, _)| rest & !bit);
+        if unknown != 0 {
+            broken.push(format!(
+                "caps has {unknown:#x}, which is no SKG_ST_* of the header"
+            ));
+        }
+        broken
+    }
+
     /// How a call ended: its completion, or the code that it was refused with.
     pub(crate) fn end(&self, called: &Called, limit: Duration) -> Done<End> {
         match called.code {
+            Some(code) if code > 0 => Err(failed_at(called.name, positive(called.name, code))),
             Some(code) if code >= 0 => self.host.ended(called.op, limit).ok_or_else(|| {
                 failed_at(
                     called.name,

@@ -9,6 +9,8 @@ use skillgate_plugin_sdk::model::{SkillKey, SkillQuery};
 
 use super::{OTHER, TENANT, digest, refused, same, same_head, skill, skill_of, strict_umask, tree};
 use crate::bench::{Bench, Done, Stop, Store, demand, failed, failed_at};
+use crate::contract::{destroy, make};
+use crate::raw::{HostShape, Kind, RawPlugin, Shape};
 
 /// Publishers of one version at the same time.
 const PUBLISHERS: usize = 8;
@@ -31,6 +33,9 @@ const ORDER: [(&str, &str); 14] = [
     ("check.aa", "1.0.0"),
     ("check.b", "0.0.1"),
 ];
+/// SKG_ST_*.
+const PROMISED_IN_MINOR_0: u32 =
+    abi::ST_SKILLS | abi::ST_SKILLS_WRITE | abi::ST_BLOBS | abi::ST_BLOB_FD | abi::ST_VOLATILE;
 /// What is not in the namespace "check" itself.
 const AROUND: [(&str, &str); 2] = [("checker.z", "1.0.0"), ("check.deep.c", "1.0.0")];
 const CODE: &[u8] = b"def main(args):\n    return 1\n";
@@ -87,7 +92,30 @@ fn in_list(stop: Stop) -> Stop {
 }
 
 /// Of a read-only store nothing else is asked about publishing, so it is asked here whether it is one.
+/// Of those of another minor this kit does not know each bit.
+fn promises(bench: &Bench) -> Done {
+    let plugin = bench.load()?;
+    let plugin = RawPlugin::new(&plugin, &bench.dir)?;
+    let (kind, host, shape) = (Kind::Storage, HostShape::Now, Shape::Whole);
+    let store = make(bench, &plugin, kind, "raw", host, shape)?;
+    bench.step("caps");
+    let (_, flags) = store.caps(shape)?;
+    let known = PROMISED_IN_MINOR_0
+        | if plugin.entry.abi_minor == abi::ABI_MINOR {
+            u32::MAX
+        } else {
+            0
+        };
+    let broken = store.broken_promises(flags & known);
+    destroy(bench, &store)?;
+    if broken.is_empty() {
+        return Ok(());
+    }
+    Err(failed_at("caps", broken.join("; ")))
+}
+
 pub(crate) fn caps(bench: &Bench) -> Done {
+    promises(bench)?;
     let store = bench.storage()?;
     let put = store.put(skill(TENANT, "check.taken", "1.0.0", CODE));
     if store.instance.caps() & abi::ST_SKILLS_WRITE == 0 {

@@ -38,6 +38,8 @@ pub(crate) const STORE: &[Row] = &[
     ("is in a state that there is not", "contract/answers", "skg_health.state is 9"),
     ("says words where numbers are asked", "contract/answers", "skg_health.metrics_json is no flat"),
     ("reports layers in its own way", "contract/answers", "skg_health.report_json is no list of layers"),
+    ("makes an instance and says 7", "contract/instance", "create returns 7, and a result is SKG_OK (0) or less than 0"),
+    ("says 1 where it has accepted", "contract/answers", "blob_stat returns 1, and a result is SKG_OK (0) or less than 0"),
     // Operations.
     ("never completes", "operations/returns", "has returned without a completion"),
     ("completes twice", "operations/exactly-once", "was completed a second time"),
@@ -76,6 +78,8 @@ pub(crate) const STORE: &[Row] = &[
     ("publishes a version again", "storage/publish-twice", "the same version with other content succeeds"),
     ("publishes what it says it cannot", "storage/caps", "a skill for a store whose caps says that it is read-only succeeds"),
     ("publishes nothing, and says that it can", "storage/caps", "caps says SKG_ST_SKILLS_WRITE, and a skill is not taken"),
+    ("says that it has skills, and lists none", "storage/caps", "caps says SKG_ST_SKILLS, and skill_list is NULL"),
+    ("says what nobody knows", "storage/caps", "caps has 0x8000, which is no SKG_ST_* of the header"),
     ("lists in another order", "storage/order", "the order is"),
     ("gives the first page for ever", "storage/cursors", "the cursor does not go on"),
     ("promises more than there is", "storage/cursors", "there is said to be more, and the next page is empty"),

@@ -49,6 +49,9 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
         blob_delete: Some(blob_delete),
         ..inner
     };
+    if asked("says that it has skills, and lists none") {
+        table.skill_list = None;
+    }
     if asked("lies about the size of its table") {
         table.struct_size += 1000;
     }
@@ -156,6 +159,9 @@ unsafe extern "C" fn caps(this: *mut c_void, out: *mut u32) -> i32 {
         let code = STORES.get(this).caps.unwrap()(this, out);
         if asked(FORGETS_BLOBS) || asked("publishes what it says it cannot") {
             *out &= !abi::ST_SKILLS_WRITE;
+        }
+        if asked("says what nobody knows") {
+            *out |= 0x8000;
         }
         code
     }
@@ -512,7 +518,8 @@ unsafe extern "C" fn blob_stat(
     // SAFETY: as above.
     unsafe {
         let tenant = whose(tenant, "gives another tenant's blob");
-        STORES.get(this).blob_stat.unwrap()(this, op, tenant, id)
+        let code = STORES.get(this).blob_stat.unwrap()(this, op, tenant, id);
+        code + i32::from(asked("says 1 where it has accepted"))
     }
 }
 
