@@ -268,7 +268,7 @@ pub(crate) const CASES: &[Case] = &[
     // === the sandbox ===
     case("sandbox/languages", Sandbox, "run", "a language that it does not run is SKG_E_UNIMPLEMENTED with SKG_ERR_NOT_EXECUTED", "compare the whole name", runs::languages),
     case("sandbox/answers", Sandbox, "run", "code gets its arguments, and what it returns is output_json", "use the guest that skillgate ships", runs::answers),
-    case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships", runs::failures),
+    case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships, below a process that is pid 1 and not the code", runs::failures),
     case("sandbox/output", Sandbox, "run_output", "output of the skill, in order per stream; when the host has enough, keep draining", "do not stop reading at SKG_E_EXHAUSTED", runs::output_streams),
     case("sandbox/secrets", Sandbox, "secret_read", "a run finds the secrets that its request names in its environment, and nobody else does", "ask for them per run, hand them over where only the run reads them (no command line), wipe them after", runs::secrets),
     case("sandbox/blobs", Sandbox, "blob_create", "a run reads the blobs that are mounted for it, and those that it stores are output_blobs", "copy SKG_SRC_BLOB with blob_fd or blob_read; list what blob_finish has given", runs::blobs),

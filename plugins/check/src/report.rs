@@ -189,7 +189,17 @@ impl Report {
         writeln!(out, "\n{name} ({})", on_one_line(&self.file))?;
         writeln!(out, "sha256 {}", self.sha256)?;
         let (passed, failed, skipped) = (self.passed, self.failed, self.skipped);
-        writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")
+        writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")?;
+        let other = if self.isolation == "process" {
+            "gateway"
+        } else {
+            "process"
+        };
+        writeln!(
+            out,
+            "checked with --isolation {}; how it is with --isolation {other} has not been tried",
+            self.isolation
+        )
     }
 
     /// For a program; a terminal has nothing to obey in it either.
@@ -338,7 +348,9 @@ mod tests {
         assert!(text.contains(r"is\u{9b}2J\u{202e}\u{feff}\n"), "{text}");
         assert!(text.contains("FAIL  contract/older-host"), "{text}");
         assert!(text.contains("demanded (create): SKG_HAS & more"), "{text}");
-        assert!(text.ends_with("1 passed, 1 failed, 1 skipped\n"), "{text}");
+        assert!(text.contains("\n1 passed, 1 failed, 1 skipped\n"), "{text}");
+        let last = "checked with --isolation gateway; how it is with --isolation process has not been tried\n";
+        assert!(text.ends_with(last), "{text}");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(crate) fn host(bench: &Bench) -> Done {
     let code = r"
 import glob, os
 def main(args):
-    seen = ''
+    seen, lines = '', []
     for path in [args['path'], '/proc/%d/root%s' % (args['pid'], args['path']), '/proc/1/root' + args['path'],
                  '/proc/%d/environ' % args['pid'], '/proc/%d/cmdline' % args['pid'], '/proc/self/environ']:
         try: seen += open(path, 'rb').read(4096).decode('latin-1')
@@ -70,11 +70,13 @@ def main(args):
     for path in glob.glob('/proc/[0-9]*/cmdline'):
         try: line = open(path, 'rb').read().decode('latin-1')
         except OSError: continue
-        if ''.join(args['host']) in line: seen += ''.join(args['host'])
+        if ''.join(args['host']) in line:
+            seen += ''.join(args['host'])
+            lines.append([path.split('/')[2], line.replace('\0', ' ')[:120]])
     for place in args['places']:
         try: open(place + '/' + args['mark'], 'w').close()
         except OSError: pass
-    return [seen, dict(os.environ)]
+    return [seen, dict(os.environ), lines[:3]]
 ";
     // In two, so that it is on no command line where that has the arguments. All lines of a host are more than an answer holds.
     let dir = bench.dir.display().to_string();
@@ -95,7 +97,7 @@ def main(args):
         .into_iter()
         .filter(|place| std::fs::remove_file(format!("{place}/{mark}")).is_ok())
         .collect();
-    demand(got.as_array().is_some_and(|got| got.len() == 2), || {
+    demand(got.as_array().is_some_and(|got| got.len() == 3), || {
         format!("code that returns what it has seen returns {got}")
     })?;
     let seen = got.to_string();
@@ -106,7 +108,10 @@ def main(args):
         "a run sees the environment of the plugin's process".into()
     })?;
     demand(!seen.contains(&dir), || {
-        "a run sees the command lines of the host's processes".into()
+        format!(
+            "a run sees the command lines of the host's processes, here (pid as it is in there, and how the line begins): {}",
+            got[2]
+        )
     })?;
     demand(marks.is_empty(), || {
         format!("a run has written into the host's {}", marks.join(", "))

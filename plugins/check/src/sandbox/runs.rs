@@ -101,7 +101,7 @@ pub(crate) fn failures(bench: &Bench) -> Done {
         &Arc::default(),
     )?;
     demand(!result.completed, || {
-        "a run that has killed itself is completed".into()
+        "a run that has killed itself (SIGKILL to its own pid) is completed. Where the code is pid 1 of its namespace of processes the kernel gives it no such signal: start it as a child of an init that waits for it".into()
     })?;
     let got = output(
         bench,
