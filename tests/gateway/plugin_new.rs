@@ -236,15 +236,19 @@ fn a_new_plugin_in_c_passes_with_every_access_checked() {
         build(make, &dir);
         let makefile = std::fs::read_to_string(dir.join("Makefile")).unwrap();
         let says = |line: &&str| line.contains("skillgate plugin check");
-        let said = makefile.lines().find(says).expect("it says how");
+        let mut said = makefile.lines().filter(says);
+        let (said, leaks) = (said.next().expect("it says how"), said.next());
         assert!(!said.contains("--skip"), "every case: {said}");
         let program = env!("CARGO_BIN_EXE_skillgate");
-        let said = said
-            .trim_start_matches('#')
-            .replace(" skillgate ", &format!(" {program} "));
+        let [said, leaks] = [said, leaks.expect("it says how")].map(|said| {
+            said.trim_start_matches('#')
+                .replace(" skillgate ", &format!(" {program} "))
+        });
+        assert!(leaks.contains("detect_leaks=1"), "{leaks}");
         let mut check = Command::new("sh");
         // In a process of its own as well, where nothing of the environment is inherited.
-        check.args(["-c", &format!("{said} && {said} --isolation process")]);
+        let all = format!("{said} && {said} --isolation process && {leaks}");
+        check.args(["-c", &all]);
         let _alone = alone();
         let output = check.current_dir(&dir).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
