@@ -27,6 +27,8 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(20);
 const FAR_MAX: Duration = Duration::from_millis(250);
 /// How long is listened for what must not come any more: a second completion, a call after destroy().
 pub(crate) const LISTEN: Duration = Duration::from_millis(150);
+/// How long the kit's own threads may take to end, when there is nothing more to do.
+const END_LIMIT: Duration = Duration::from_secs(2);
 /// The kit's children are the gateway's: a cancelled call may go on for this long before its process is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
 /// Of a case's directory: in it each instance has its `state_dir`. No instance has this name.
@@ -150,8 +152,8 @@ impl Bench {
             figures: std::mem::take(&mut lock(&self.figures)),
             ..Verdict::default()
         };
-        // A thread that a plugin keeps busy must not keep the verdict.
-        self.runtime.shutdown_background();
+        // Its threads are gone then, and are no leak. One that a plugin keeps busy must not keep the verdict.
+        self.runtime.shutdown_timeout(END_LIMIT);
         verdict
     }
 
