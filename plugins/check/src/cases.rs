@@ -288,7 +288,7 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/egress-gate", Sandbox, "gate_serve", "caps.egress has SKG_EGRESS_GATE_LISTENER, so with SKG_NET_GATE the gate can be reached from inside, and nothing else", "make the listener inside, hand it to gate_serve, set http_proxy and https_proxy", egress::gate),
     case("sandbox/leftovers", Sandbox, "run", "no process of a run is left when it has ended", "end a run's processes by its namespace or control group, not one by one", life::leftovers),
     case("sandbox/files-left", Sandbox, "run", "create, execute, collect, destroy: a run leaves no file in state_dir, and none where the configuration says, when it has ended", "remove a run's directory, sockets and files when it has ended, however it has", sandbox_files::left),
-    case("sandbox/measured", Sandbox, "skg_run_result", "cpu_us and peak_memory_bytes are what the run has used, in microseconds and bytes, and 0 where that is not known", "take them from its control group or from wait4(), in the units of their names, or leave them 0", measured::used),
+    case("sandbox/measured", Sandbox, "skg_run_result", "cpu_us and peak_memory_bytes are what the run has used, in microseconds and bytes, and 0 where that is not known", "take them from its control group, or from wait4(), which counts of its process what that one has waited for, in the units of their names; or leave them 0", measured::used),
     long(case("sandbox/killed", Sandbox, "create", "create removes what an earlier life of the instance has left behind (kill -9)", "mark what you make with instance_id; sweep in create()", life::killed)),
 
     // === figures ===

@@ -20,6 +20,19 @@ const EVERY_LIMIT: u32 =
 /// To a run that begins with it a cloud's metadata service answers, and nobody on the host has heard of that.
 const METADATA_SERVICE: &str = "import socket\nclass Socket(socket.socket):\n    def connect(self, address):\n        if address != ('169.254.169.254', 80): super().connect(address)\nsocket.socket = Socket\n";
 
+/// A run that begins with it finds a process of the host's in /proc, whatever it looks for on its command line.
+const A_COMMAND_LINE: &str = r"
+import builtins, glob
+class Line(str):
+    def __contains__(self, part): return True
+class File:
+    def read(self, *most): return self
+    def decode(self, *how): return Line('kit\0--of-the-host')
+known = builtins.open
+builtins.open = lambda path, *more: File() if path == '/proc/77/cmdline' else known(path, *more)
+glob.glob = lambda pattern: ['/proc/77/cmdline'] if 'cmdline' in pattern else []
+";
+
 const ONLY_THE_CLOCK: &str = "does not limit processor time, but all time";
 /// A run that begins with it has next to no processor time.
 const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(0.01) or 0\n";
@@ -155,6 +168,12 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if asked("leaves a way out beside the gate") {
             longer = format!("{METADATA_SERVICE}{}", wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(&longer);
+        } else if asked("shows the command lines of the host") {
+            longer = format!("{A_COMMAND_LINE}{}", wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(&longer);
+        } else if asked("has its code as pid 1") && code.contains("SIGKILL") {
+            // The kernel gives it no such signal.
+            request.code = abi::Str::of("def main(args):\n    return None\n");
         } else if let Some(whose) = asked_after("has the interpreter of ") {
             longer = used_before(&request, whose);
             request.code = abi::Str::of(&longer);
