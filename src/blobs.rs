@@ -41,6 +41,11 @@ pub enum Error {
         /// Which, and what to do.
         message: String,
     },
+    /// The store does not say that it has any (`SKG_ST_BLOBS`).
+    #[error(
+        "the store of this gateway keeps no blobs: give what is small as an argument of the call, and return it as its output"
+    )]
+    NoBlobs,
     /// The store failed.
     #[error("blob store failed")]
     Store(#[source] model::Error),
@@ -147,8 +152,13 @@ impl Blobs {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
     pub(crate) async fn stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
-        self.store()
-            .await?
+        let store = self.store().await?;
+        if !store.keeps_blobs() {
+            return Err(Error::NotFound {
+                id: crate::json::short(id),
+            });
+        }
+        store
             .blob_stat(tenant, id)
             .await
             .map_err(|error| match error.code {
@@ -175,9 +185,16 @@ impl Blobs {
     /// The store for threads that may wait, those of runs: for one call, since the next may be another store's.
     ///
     /// # Errors
-    /// `E_UNAVAILABLE` when there is none.
+    /// `E_UNAVAILABLE` when there is none, `E_UNIMPLEMENTED` when it keeps no blobs.
     pub(crate) fn blocking(&self) -> Result<BlockingStorage, model::Error> {
-        Ok(self.store.get_blocking()?.blocking())
+        let store = self.store.get_blocking()?;
+        match store.keeps_blobs() {
+            true => Ok(store.blocking()),
+            false => {
+                let error = model::Error::new(abi::E_UNIMPLEMENTED, Error::NoBlobs.to_string());
+                Err(error.not_executed())
+            }
+        }
     }
 
     /// The store for one call.
@@ -219,6 +236,9 @@ impl Blobs {
         E: From<Error>,
     {
         let store = self.store().await?;
+        if !store.keeps_blobs() {
+            return Err(Error::NoBlobs.into());
+        }
         let writer = store.blob_create(self.creation(caller, kind, "")).await;
         drop(store);
         let mut writer = writer.map_err(|error| self.of("", error))?;

@@ -238,6 +238,9 @@ impl Catalog {
             Some(store) => store.clone(),
             None => self.source(name).await?,
         };
+        if !source.keeps_skills() {
+            return Err(missing());
+        }
         let record = match source.skill_get(tenant, name, version.unwrap_or("")).await {
             Ok(record) => record,
             Err(error) if error.code != abi::E_NOT_FOUND => return Err(Error::Store(error)),

@@ -408,7 +408,9 @@ impl From<catalog::Error> for ErrorObject {
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
             // The configuration's fault or wish; to call again changes nothing.
-            Error::ReadOnly => ErrorObject::new(Code::Unavailable, "unavailable", message),
+            Error::ReadOnly | Error::NoSkills => {
+                ErrorObject::new(Code::Unavailable, "unavailable", message)
+            }
             Error::Broken { .. } => ours("a stored skill is broken", &error),
             Error::Replaced { .. } => ErrorObject::new(Code::Unavailable, "unavailable", message)
                 .with("retry_after_ms", 0.into()),
@@ -426,6 +428,7 @@ impl From<blobs::Error> for ErrorObject {
                 ErrorObject::new(Code::InvalidParams, "blob_not_found", message)
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
+            Error::NoBlobs => ErrorObject::new(Code::Unavailable, "unavailable", message),
             Error::Store(error) => plugin("blob store", "store less", &error),
         }
     }

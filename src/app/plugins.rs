@@ -107,6 +107,24 @@ pub(super) async fn storage(
             "this store keeps nothing: every skill and blob in it is gone when it ends, which a restart, a reload of the plugin or a crash of it does"
         );
     }
+    for (kept, what) in [
+        (
+            made.keeps_skills(),
+            "skills (SKG_ST_SKILLS): it is asked for none, only the operator's are there, and none can be published",
+        ),
+        (
+            made.keeps_blobs(),
+            "blobs (SKG_ST_BLOBS): it is asked for none, and none can be made",
+        ),
+    ] {
+        if !kept && instance != "shelf" {
+            tracing::warn!(
+                plugin = plugin.info().id,
+                instance,
+                "this store does not say in its caps that it keeps {what}"
+            );
+        }
+    }
     Ok(made)
 }
 

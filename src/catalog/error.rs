@@ -81,6 +81,12 @@ pub enum Error {
         "the skill store of this gateway is read-only: nothing can be published here; run_code runs code without publishing it"
     )]
     ReadOnly,
+    /// The store does not say that it has any (`SKG_ST_SKILLS`).
+    #[error(
+        "the store of this gateway keeps no skills: nothing can be published here; run_code runs code without publishing it, and \
+         list_skills shows the operator's skills"
+    )]
+    NoSkills,
     /// A stored skill that cannot be read.
     #[error("stored skill {name} {version} is broken: {why}")]
     Broken {

@@ -81,8 +81,13 @@ impl Catalog {
             }
         };
         let store = self.0.store.get().await.map_err(Error::Store)?;
+        // The shelf is there in any case, and the first.
         let stores = [self.0.shelf.clone(), store];
-        let mut merge = Merge::new(stores.to_vec(), tenant, namespace, after);
+        let stores: Vec<_> = stores
+            .into_iter()
+            .filter(|store| store.keeps_skills())
+            .collect();
+        let mut merge = Merge::new(stores.clone(), tenant, namespace, after);
         let mut skills: Vec<Entry> = Vec::new();
         let mut more = false;
         while let Some((source, skill)) = merge.next().await.map_err(Error::Store)? {

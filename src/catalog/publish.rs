@@ -134,7 +134,7 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] for a name of the operator's and when the version is there with other content,
-    /// [`Error::TooLarge`] when the store says so, [`Error::Store`].
+    /// [`Error::TooLarge`] when the store says so, [`Error::ReadOnly`], [`Error::NoSkills`], [`Error::Store`].
     pub async fn publish(
         &self,
         draft: Draft,
@@ -148,6 +148,9 @@ impl Catalog {
             return Err(Error::AlreadyExists { message });
         }
         let store = self.0.store.get().await.map_err(Error::Store)?;
+        if !store.keeps_skills() {
+            return Err(Error::NoSkills);
+        }
         let put = store.skill_put_with(draft.put, room).await;
         let there = put.map_err(|error| not_stored(error, &name, &version))?;
         match there.name == name && there.version == version {

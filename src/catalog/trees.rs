@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{Content, Source};
+use skillgate_plugin_sdk::model::{self, Content, Source};
 use tokio::sync::OwnedMutexGuard;
 
 use super::reads::Reads;
@@ -228,7 +228,10 @@ pub(super) async fn check_same(
     tenant: &str,
     skill: &Skill,
 ) -> Result<(), Error> {
-    let there = store.skill_get(tenant, skill.name(), skill.version()).await;
+    let there = match store.keeps_skills() {
+        true => store.skill_get(tenant, skill.name(), skill.version()).await,
+        false => Err(model::Error::new(abi::E_NOT_FOUND, "it keeps no skills")),
+    };
     let is_same = match there {
         Ok(there) => there.tree_sha256 == skill.digest(),
         Err(error) if error.code == abi::E_NOT_FOUND => false,

@@ -339,3 +339,102 @@ fn an_id_that_a_store_takes_for_none_is_no_blobs() {
     assert!(!gateway.log().contains("ERROR"), "{}", gateway.log());
     gateway.stop();
 }
+
+/// The contract lets a store have skills alone or blobs alone, and leave out the functions for the others: what it does not say
+/// that it keeps it is not asked for.
+#[test]
+fn a_store_of_blobs_alone_is_asked_for_no_skills() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let caps = "SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE | SKG_ST_BLOBS";
+    let gateway = of_store(
+        &house,
+        &[
+            (caps, "SKG_ST_BLOBS"),
+            ("t->skill_list = skill_list;", ""),
+            ("t->skill_get = skill_get;", ""),
+            ("t->skill_read = skill_read;", ""),
+            ("t->skill_tree = skill_tree;", ""),
+            ("t->skill_put = skill_put;", ""),
+        ],
+    );
+    let mut client = gateway.client();
+    for detail in ["names", "summary"] {
+        let listed = client.result("list_skills", json!({ "detail": detail }));
+        let listed = listed.unwrap();
+        let skills = listed["skills"].as_array().unwrap();
+        assert!(!skills.is_empty(), "the operator's shelf: {listed}");
+    }
+    for (method, more) in [
+        ("describe_skill", json!({})),
+        ("execute_skill", json!({ "args": {} })),
+        ("read_skill_file", json!({ "path": "SKILL.md" })),
+    ] {
+        for version in [None, Some("1.0.0")] {
+            let mut params = more.clone();
+            params["name"] = json!("user.one");
+            if let Some(version) = version {
+                params["version"] = json!(version);
+            }
+            let answer = client.call(method, params).unwrap();
+            let kind = &answer["error"]["data"]["kind"];
+            assert_eq!(kind, "skill_not_found", "{method}: {answer}");
+        }
+    }
+    let answer = client.call("create_skill", skill()).unwrap();
+    let error = &answer["error"];
+    assert_eq!(error["code"], -32007, "{answer}");
+    let said = error["message"].as_str().unwrap();
+    assert!(said.contains("keeps no skills"), "{answer}");
+    // What it is for it does.
+    let blob = json!({ "kind": "text/plain", "content": "12345" });
+    let id = client.result("create_blob", blob).unwrap()["blob_id"].take();
+    let read = client.result("read_blob", json!({ "blob_id": id, "mode": "full" }));
+    assert_eq!(read.unwrap()["content"], "12345");
+    let log = gateway.log();
+    assert!(!log.contains("ERROR"), "{log}");
+    let told = "this store does not say in its caps that it keeps skills (SKG_ST_SKILLS)";
+    assert!(log.contains(told), "{log}");
+    gateway.stop();
+}
+
+#[test]
+fn a_store_of_skills_alone_is_asked_for_no_blobs() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let caps = "SKG_ST_BLOBS | SKG_ST_BLOB_FD |";
+    let gateway = with_store(
+        &house,
+        &[
+            (caps, ""),
+            ("t->blob_create = blob_create;", ""),
+            ("t->blob_stat = blob_stat;", ""),
+            ("t->blob_open = blob_open;", ""),
+            ("t->blob_fd = blob_fd;", ""),
+            ("t->blob_delete = blob_delete;", ""),
+        ],
+    );
+    runs(&gateway);
+    let mut client = gateway.client();
+    let id = "blob:made-up";
+    let run = json!({ "name": "user.one", "args": {}, "input_blobs": [id] });
+    for (method, params) in [
+        ("read_blob", json!({ "blob_id": id })),
+        ("execute_skill", run),
+    ] {
+        let answer = client.call(method, params).unwrap();
+        let kind = &answer["error"]["data"]["kind"];
+        assert_eq!(kind, "blob_not_found", "{answer}");
+    }
+    let blob = json!({ "kind": "text/plain", "content": "12345" });
+    let answer = client.call("create_blob", blob).unwrap();
+    let error = &answer["error"];
+    assert_eq!(error["code"], -32007, "{answer}");
+    let said = error["message"].as_str().unwrap();
+    assert!(said.contains("keeps no blobs"), "{answer}");
+    let typed = [("Content-Type", "text/plain")];
+    let sent = client.request("POST", "/blobs", &typed, b"12345").unwrap();
+    assert_eq!(sent.status, 503);
+    assert!(!gateway.log().contains("ERROR"), "{}", gateway.log());
+    gateway.stop();
+}

@@ -148,7 +148,8 @@ impl<T: Table> Place<T> {
         })
     }
 
-    fn plugin(&self) -> &str {
+    /// The plugin's id.
+    pub(crate) fn plugin(&self) -> &str {
         match &self.home {
             Home::Here(instance) => &instance.host.plugin,
             Home::There(remote) => remote.plugin(),

@@ -5,6 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, Health, PutSkill, Result, Skill, SkillPage, SkillQuery,
 };
@@ -98,6 +99,24 @@ impl StorageInstance {
     #[must_use]
     pub fn caps(&self) -> u32 {
         self.caps
+    }
+
+    /// It says that it has skills. One that does not need not have the functions for them: it is asked for none.
+    #[must_use]
+    pub fn keeps_skills(&self) -> bool {
+        self.caps & abi::ST_SKILLS != 0
+    }
+
+    /// The same of blobs.
+    #[must_use]
+    pub fn keeps_blobs(&self) -> bool {
+        self.caps & abi::ST_BLOBS != 0
+    }
+
+    /// The id of its plugin.
+    #[must_use]
+    pub fn plugin(&self) -> &str {
+        self.store.plugin()
     }
 
     /// As the gateway calls it: the `instance_id` that it was made with.
