@@ -375,6 +375,22 @@ pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> 
     }
 }
 
+/// Where the output of a run that has completed is. One that is said to be stored, and stands there too, or was stored nowhere,
+/// would be lost without a word.
+pub(crate) fn check_output(run: &RunResult) -> Read<()> {
+    if !run.completed || !run.output_spilled {
+        return Ok(());
+    }
+    let why = if !run.output_json.is_empty() {
+        "output_json is not empty: an output is either there or the last of output_blobs"
+    } else if run.output_blobs.is_empty() {
+        "output_blobs is empty: the output is the last of them"
+    } else {
+        return Ok(());
+    };
+    Err(Malformed(format!("result.output_spilled is 1, and {why}")))
+}
+
 /// Most bytes of a run's output when its request says so much, 0 for nothing.
 pub(crate) fn output_max(output_bytes: u64) -> usize {
     let max = match output_bytes {

@@ -365,7 +365,9 @@ impl Ask<SandboxTable> for Run {
     }
     unsafe fn read(&self, p: *const c_void) -> Read<RunResult> {
         // SAFETY: the caller's promise: run answers with a skg_run_result.
-        unsafe { answer::run_result(p.cast(), self.0.limits.output_bytes) }
+        let result = unsafe { answer::run_result(p.cast(), self.0.limits.output_bytes) }?;
+        answer::check_output(&result)?;
+        Ok(result)
     }
     fn check(&self, result: &RunResult) -> Read<()> {
         let max = answer::output_max(self.0.limits.output_bytes);
@@ -375,6 +377,6 @@ impl Ask<SandboxTable> for Run {
                 result.output_json.len()
             )));
         }
-        Ok(())
+        answer::check_output(result)
     }
 }

@@ -118,6 +118,14 @@ async fn malformed_answers_are_errors() {
             "too much output",
             "output_json: 8192 bytes, more than the 4096",
         ),
+        (
+            "spilled and there",
+            "output_spilled is 1, and output_json is not empty",
+        ),
+        (
+            "spilled nowhere",
+            "output_spilled is 1, and output_blobs is empty",
+        ),
         ("no result", "result: is null"),
         ("no size", "struct_size is 0"),
         ("positive status", "the status 5, which is no SKG_E_*"),

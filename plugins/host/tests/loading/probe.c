@@ -267,6 +267,10 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
     } else if (eq(r->function, "too much output")) {
         static char out[8192];
         finish(s, op, out, sizeof out);
+    } else if (eq(r->function, "spilled and there") || eq(r->function, "spilled nowhere")) {
+        result.output_spilled = 1;
+        if (eq(r->function, "spilled and there")) result.output_json.ptr = (const uint8_t *)"{}", result.output_json.len = 2;
+        if (h->complete(h->ctx, op, &c) != SKG_E_PROTOCOL) abort();
     } else if (eq(r->function, "no result")) {
         c.result = NULL;
         h->complete(h->ctx, op, &c);
