@@ -22,7 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use skillgate_plugin_host::{LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageInstance};
+use skillgate_plugin_host::{
+    ExitGuard, LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageInstance,
+};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -391,6 +393,8 @@ pub fn serve(read: Read) -> Result<(), AppError> {
             "no policy.path, and no ./policies: the bundled rules, which are an example, are in force until the next start"
         );
     }
+    // Until this returns nobody here calls exit() but for what a second signal does.
+    let _exits = ExitGuard::set();
     let runtime = runtime(config)?;
     let _pulse = Pulse::of(runtime.handle()).map_err(AppError::io("cannot start a thread"))?;
     let outcome = runtime.block_on(async {
@@ -435,6 +439,7 @@ pub fn serve(read: Read) -> Result<(), AppError> {
                 tracing::warn!("second signal: ending without waiting");
                 // The sandbox's launcher sees its socket close and ends what runs; nothing that was acknowledged is lost.
                 telemetry::flush();
+                ExitGuard::done();
                 std::process::exit(130);
             });
         };

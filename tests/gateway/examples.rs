@@ -517,3 +517,35 @@ fn a_store_that_keeps_nothing_is_named_at_the_start() {
     assert!(made["result"]["blob_id"].is_string(), "{made}");
     gateway.stop();
 }
+
+/// Or it would end well, without a word, and a service manager would leave it at that.
+#[test]
+fn a_plugin_in_the_gateway_that_exits_is_told_of() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let include = "#include \"skillgate_plugin.h\"\n";
+    let changes = [
+        (
+            include,
+            "#include \"skillgate_plugin.h\"\n#include <stdlib.h>\n",
+        ),
+        ("int added;", "int added;\n    exit(0);"),
+        (
+            r#"is(req->language, "echo")"#,
+            r#"is(req->language, "python")"#,
+        ),
+    ];
+    let section = changed(&house, "echo", &changes) + "\nisolation = \"gateway\"";
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let text = instead(&text, r#"name = "sandbox-process""#, &section);
+    std::fs::write(house.config(), text).unwrap();
+    let mut gateway = house.start();
+    let params = json!({ "language": "python", "code": "wait" });
+    let mut client = gateway.client();
+    client.ask("run_code", params).unwrap();
+    let status = gateway.end(PATIENCE);
+    let log = gateway.log();
+    assert_eq!(status.code(), Some(4), "{status}: {log}");
+    let told = "error: a plugin in the gateway called exit()";
+    assert_eq!(log.matches(told).count(), 1, "{log}");
+}
