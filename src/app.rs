@@ -11,6 +11,7 @@ mod reload;
 mod sections;
 mod signals;
 mod silent;
+mod slow;
 mod swap;
 mod unkept;
 
@@ -445,6 +446,10 @@ pub fn serve(read: Read) -> Result<(), AppError> {
         };
         let operator = operator.serve(&app.parts);
         tokio::spawn(app.parts.limits.clone().housekeeping());
+        tokio::spawn(slow::watch(
+            app.plugins.storage().downgrade(),
+            Arc::downgrade(&app.shelf),
+        ));
         tokio::spawn(app.parts.authenticator.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
         let (end, ends) = oneshot::channel::<()>();

@@ -282,18 +282,36 @@ fn no_seat() -> AppError {
     }
 }
 
-/// Whether the instance of this name has ended in time. Says in the log when it did not, or not well: there is nobody left to
-/// answer for it.
-async fn end(instance: &str, ending: impl Future<Output = model::Result<()>>) -> bool {
+/// Which instance it is, for the log: its name has the gateway's mark in it, and the operator knows the plugin's.
+struct Whose {
+    role: &'static str,
+    plugin: String,
+    instance: String,
+}
+
+/// Whether this instance has ended in time. Says in the log when it did not, or not well: there is nobody left to answer for it.
+async fn end(whose: Whose, ending: impl Future<Output = model::Result<()>>) -> bool {
+    let Whose {
+        role,
+        plugin,
+        instance,
+    } = whose;
     match tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await {
         Ok(Ok(())) => true,
         Ok(Err(error)) => {
             let (code, reason) = (error.code, error.message);
-            tracing::warn!(instance, code, reason, "a plugin did not end well");
+            tracing::warn!(
+                role,
+                plugin,
+                instance,
+                code,
+                reason,
+                "a plugin did not end well"
+            );
             true
         }
         Err(_) => {
-            tracing::warn!(instance, "a plugin did not end in time");
+            tracing::warn!(role, plugin, instance, "a plugin did not end in time");
             false
         }
     }
@@ -467,17 +485,26 @@ mod tests {
         }
     }
 
+    fn whose(role: &'static str, instance: &str) -> Whose {
+        Whose {
+            role,
+            plugin: "com.acme.it".into(),
+            instance: instance.into(),
+        }
+    }
+
     /// Several are ended at once.
     #[tokio::test(start_paused = true)]
     async fn what_does_not_end_well_is_named() {
         let (log, _here) = crate::telemetry::logged::Log::begin();
         let failed = model::Error::new(abi::E_INTERNAL, "it is used");
-        assert!(end("sandbox-2", std::future::ready(Err(failed))).await);
-        assert!(!end("store", std::future::pending()).await);
+        let sandbox = whose("sandbox", "sandbox-2");
+        assert!(end(sandbox, std::future::ready(Err(failed))).await);
+        assert!(!end(whose("storage", "store"), std::future::pending()).await);
         let lines = log.taken();
         for words in [
-            "did not end well instance=\"sandbox-2\"",
-            "did not end in time instance=\"store\"",
+            "did not end well role=\"sandbox\" plugin=\"com.acme.it\" instance=\"sandbox-2\"",
+            "did not end in time role=\"storage\" plugin=\"com.acme.it\" instance=\"store\"",
         ] {
             assert!(lines.contains(words), "{lines}");
         }
@@ -488,10 +515,11 @@ mod tests {
     async fn what_does_not_end_takes_the_time_of_one() {
         use std::future::pending;
         let began = tokio::time::Instant::now();
+        let store = || whose("storage", "store");
         all_ended([
-            end("store", pending()).map(drop).boxed(),
+            end(store(), pending()).map(drop).boxed(),
             left(pending::<()>()).boxed(),
-            end("store", pending()).map(drop).boxed(),
+            end(store(), pending()).map(drop).boxed(),
         ])
         .await;
         // The clock goes by milliseconds.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_abi as abi;
 
@@ -17,6 +18,25 @@ pub struct CallCounts(Arc<Counts>);
 struct Counts {
     ended: RwLock<BTreeMap<Ended, AtomicU64>>,
     in_flight: AtomicUsize,
+    going: Mutex<Goings>,
+}
+
+/// The calls that go on, in the order in which they came: name, and since when.
+#[derive(Debug, Default)]
+struct Goings {
+    last: u64,
+    since: BTreeMap<u64, (&'static str, Instant)>,
+}
+
+/// Calls of one name that have not ended for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slow {
+    /// As the contract names it.
+    pub call: &'static str,
+    /// How many there are.
+    pub calls: usize,
+    /// For how long the first of them has gone on.
+    pub longest: Duration,
 }
 
 /// Name of the call, outcome.
@@ -41,12 +61,49 @@ impl CallCounts {
         self.0.in_flight.load(Ordering::Acquire)
     }
 
-    /// A call begins.
-    pub(crate) fn begin(&self) -> Going {
+    /// Of the calls that go on those that have gone on for `after` at `now`, by their names.
+    #[must_use]
+    pub fn slow(&self, now: Instant, after: Duration) -> Vec<Slow> {
+        let mut slow: Vec<Slow> = Vec::new();
+        for (call, since) in self.going().since.values() {
+            let longest = now.saturating_duration_since(*since);
+            if longest < after {
+                // Those behind have come later.
+                break;
+            }
+            match slow.iter_mut().find(|it| it.call == *call) {
+                Some(known) => known.calls += 1,
+                None => slow.push(Slow {
+                    call,
+                    calls: 1,
+                    longest,
+                }),
+            }
+        }
+        slow
+    }
+
+    /// A call of this name begins.
+    pub(crate) fn begin(&self, call: &'static str) -> Going {
+        self.begin_at(call, Instant::now())
+    }
+
+    fn begin_at(&self, call: &'static str, now: Instant) -> Going {
+        let mut going = self.going();
+        going.last += 1;
+        let number = going.last;
+        going.since.insert(number, (call, now));
+        drop(going);
         Going {
             before: self.0.in_flight.fetch_add(1, Ordering::AcqRel),
+            number,
             counts: self.clone(),
         }
+    }
+
+    fn going(&self) -> MutexGuard<'_, Goings> {
+        // A panic while it was held leaves a map, whole.
+        self.0.going.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call has ended with this code, `abi::OK` or an error's, or was refused before it began.
@@ -89,6 +146,7 @@ pub(crate) struct Going {
     counts: CallCounts,
     /// How many others went on when it began.
     pub(crate) before: usize,
+    number: u64,
 }
 
 impl Going {
@@ -100,6 +158,7 @@ impl Going {
 
 impl Drop for Going {
     fn drop(&mut self) {
+        self.counts.going().since.remove(&self.number);
         self.counts.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -205,7 +264,7 @@ mod tests {
     #[test]
     fn a_call_goes_on_until_it_has_ended() {
         let counts = CallCounts::default();
-        let (first, second) = (counts.begin(), counts.begin());
+        let (first, second) = (counts.begin("run"), counts.begin("run"));
         assert_eq!((first.before, second.before, counts.in_flight()), (0, 1, 2));
         first.ended("run", abi::OK);
         assert_eq!((counts.in_flight(), counts.all().len()), (1, 1));
@@ -215,15 +274,39 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_do_not_end_are_found_by_their_names() {
+        const AFTER: Duration = Duration::from_secs(30);
+        let (counts, start) = (CallCounts::default(), Instant::now());
+        let at = |s| start + Duration::from_secs(s);
+        let first = counts.begin_at("skill_get", at(0));
+        let _second = counts.begin_at("health", at(1));
+        let _third = counts.begin_at("skill_get", at(2));
+        let _late = counts.begin_at("blob_read", at(20));
+        let slow = |now| counts.slow(at(now), AFTER);
+        let of = |call, calls, s| Slow {
+            call,
+            calls,
+            longest: Duration::from_secs(s),
+        };
+        assert_eq!(slow(29), []);
+        assert_eq!(slow(30), [of("skill_get", 1, 30)]);
+        assert_eq!(slow(40), [of("skill_get", 2, 40), of("health", 1, 39)]);
+        first.ended("skill_get", abi::OK);
+        assert_eq!(slow(40), [of("health", 1, 39), of("skill_get", 1, 38)]);
+        // A clock that stands still is no reason to panic.
+        assert_eq!(counts.slow(start, AFTER), []);
+    }
+
+    #[test]
     fn what_was_counted_outlives_its_instance() {
         let mut all = Succession::default();
         let (old, new) = (CallCounts::default(), CallCounts::default());
         all.follow(&old);
         old.add("run", abi::OK);
-        let late = old.begin();
+        let late = old.begin("run");
         all.follow(&new);
         new.add("run", abi::OK);
-        let going = new.begin();
+        let going = new.begin("run");
         let seen = |all: &mut Succession| {
             let total = all.total();
             (total.all(), total.in_flight())

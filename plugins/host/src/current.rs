@@ -258,7 +258,7 @@ mod tests {
         first.1.add("run", abi::OK);
         let current = Current::new(first);
         let old = current.replace(second).unwrap();
-        let going = old.1.begin();
+        let going = old.1.begin("run");
         current.peek().unwrap().1.add("run", abi::OK);
         let counts = current.counts();
         assert_eq!(

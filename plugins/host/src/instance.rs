@@ -144,7 +144,7 @@ impl<T: Table> Instance<T> {
             false => String::new(),
         };
         let (keep, asked) = (Arc::clone(self), Arc::clone(&ask));
-        let going = self.counts.begin();
+        let going = self.counts.begin(A::NAME);
         let done = move |result: Result<*const c_void>| {
             // SAFETY: the contract: the plugin completes a call with what that call answers with.
             let answer = result.map(|p| unsafe { asked.read(p) });

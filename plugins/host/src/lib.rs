@@ -50,7 +50,7 @@ pub use answer::{check_blob_id, check_content, check_opened};
 pub use ask::{SANDBOX_CALLS, STORAGE_CALLS};
 pub use blobs::{BlobReader, BlobWriter};
 pub use call::{Destroyed, Over};
-pub use counts::{CallCounts, Counted};
+pub use counts::{CallCounts, Counted, Slow};
 pub use current::{Current, WeakCurrent};
 pub use exits::ExitGuard;
 pub use inspect::{Inspection, Note, inspect};

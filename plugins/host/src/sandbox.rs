@@ -73,6 +73,12 @@ impl SandboxInstance {
         &self.caps
     }
 
+    /// The id of its plugin.
+    #[must_use]
+    pub fn plugin(&self) -> &str {
+        self.instance.plugin()
+    }
+
     /// As the gateway calls it: the `instance_id` that it was made with.
     #[must_use]
     pub fn name(&self) -> &str {

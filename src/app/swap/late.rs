@@ -9,7 +9,7 @@ use skillgate_plugin_host::{SandboxInstance, StorageInstance};
 use tokio::runtime::Handle;
 
 use super::seats::Seat;
-use super::{AppError, Plugins, end, well};
+use super::{AppError, Plugins, Whose, end, well};
 
 /// The end of an instance. It comes whether or not somebody waits for it.
 pub(super) type Ending = Shared<BoxFuture<'static, ()>>;
@@ -22,11 +22,15 @@ pub(in crate::app) trait Ends: Send + Sync + 'static {
 }
 
 macro_rules! ends {
-    ($($instance:ty)+) => { $(
+    ($($instance:ty: $role:literal)+) => { $(
         impl Ends for $instance {
             fn end(self: Arc<Self>) -> BoxFuture<'static, bool> {
-                let name = self.name().to_owned();
-                async move { end(&name, self.shutdown()).await }.boxed()
+                let whose = Whose {
+                    role: $role,
+                    plugin: self.plugin().to_owned(),
+                    instance: self.name().to_owned(),
+                };
+                async move { end(whose, self.shutdown()).await }.boxed()
             }
             fn ended(self: Arc<Self>) -> BoxFuture<'static, ()> {
                 let mut destroyed = self.destroyed();
@@ -40,7 +44,7 @@ macro_rules! ends {
         }
     )+ };
 }
-ends!(SandboxInstance StorageInstance);
+ends!(SandboxInstance: "sandbox" StorageInstance: "storage");
 
 /// Why there is no instance, and the end of what may come of it still.
 pub(super) struct NotMade {

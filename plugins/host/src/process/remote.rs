@@ -146,7 +146,7 @@ impl Remote {
             );
             return refuse(Error::new(abi::E_STALE, message));
         }
-        let going = shared.counts.begin();
+        let going = shared.counts.begin(A::NAME);
         if going.before >= IN_FLIGHT_MAX {
             let message =
                 format!("{IN_FLIGHT_MAX} calls of this plugin are in flight, and no more fit");
