@@ -14,6 +14,7 @@ mod recheck;
 mod redaction;
 mod request;
 mod services;
+mod usage;
 mod watch;
 
 use std::fmt;
@@ -211,6 +212,7 @@ pub(crate) struct Runs {
     queue: Arc<Queue>,
     drain: Drain,
     metrics: Metrics,
+    counted: usage::Counted,
 }
 
 /// How busy the runs are. Keeps nothing but the counts.
@@ -252,6 +254,7 @@ impl Runs {
             queue,
             drain: Drain::default(),
             metrics: Metrics::default(),
+            counted: usage::Counted::default(),
         }
     }
 
@@ -379,12 +382,17 @@ impl Runs {
         );
         let patience = wall + overtime(sandbox.caps());
         let outcome = tokio::time::timeout(patience, sandbox.run(request, services.clone())).await;
-        let wall_ms = began.elapsed().as_millis() as u64;
+        let took = began.elapsed();
+        let wall_ms = took.as_millis() as u64;
         // Until the answer; one that has not ended keeps it. One whose sandbox was lost may hang in the store as before, on a
         // thread of the gateway's: it has its place until that lets go of what serves it.
         let _turn = matches!(outcome, Ok(Ok(_))).then(|| services.turn_over());
         let ended = match outcome {
-            Ok(Ok(result)) => Ok(result),
+            Ok(Ok(mut result)) => {
+                let (plugin, caps) = (sandbox.plugin(), sandbox.caps());
+                self.counted.hold(&mut result, took, plugin, caps);
+                Ok(result)
+            }
             Ok(Err(error)) if error.not_executed => {
                 let error = Error::Sandbox(error);
                 say_why_not(&error);
