@@ -8,7 +8,9 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{
     BlobStat, Content, Health, RunResult, SandboxCaps, Skill, SkillFile, SkillPage,
 };
-use skillgate_plugin_sdk::wire::{self, Malformed, Reader};
+use skillgate_plugin_sdk::wire::{Malformed, Reader};
+
+use crate::first;
 
 type Read<T> = Result<T, Malformed>;
 
@@ -179,7 +181,7 @@ pub(crate) unsafe fn health(p: *const abi::Health) -> Read<Health> {
     let mut r = Reader::new(ANSWER_BYTES);
     // SAFETY: the caller's promise, for the struct and what it points to.
     unsafe {
-        let h = wire::prefix(p, "health")?;
+        let h = first::prefix(p, "health")?;
         Ok(Health {
             state: h.state,
             in_flight: h.in_flight,
@@ -198,6 +200,7 @@ unsafe fn skill_of(r: &mut Reader, s: &abi::Skill) -> Read<Skill> {
     unsafe {
         let mut files = Vec::new();
         for f in r.items::<abi::SkillFile>(s.files, "files", FILES)? {
+            first::is_whole(&f, "files")?;
             files.push(SkillFile {
                 path: r.text(f.path, "files.path", NAME_BYTES)?,
                 sha256: r.text(f.sha256, "files.sha256", NAME_BYTES)?,
@@ -223,7 +226,7 @@ unsafe fn skill_of(r: &mut Reader, s: &abi::Skill) -> Read<Skill> {
 /// `p` is null or points to a skg_skill, good during the call of complete.
 pub(crate) unsafe fn skill(p: *const abi::Skill) -> Read<Skill> {
     // SAFETY: the caller's promise.
-    unsafe { skill_of(&mut Reader::new(ANSWER_BYTES), &wire::prefix(p, "skill")?) }
+    unsafe { skill_of(&mut Reader::new(ANSWER_BYTES), &first::prefix(p, "skill")?) }
 }
 
 /// # Safety
@@ -232,9 +235,10 @@ pub(crate) unsafe fn skill_page(p: *const abi::SkillPage, limit: u32) -> Read<Sk
     let mut r = Reader::new(ANSWER_BYTES);
     // SAFETY: the caller's promise.
     unsafe {
-        let page = wire::prefix(p, "page")?;
+        let page = first::prefix(p, "page")?;
         let mut skills = Vec::new();
         for s in r.items::<abi::Skill>(page.skills, "skills", limit)? {
+            first::is_whole(&s, "skills")?;
             skills.push(skill_of(&mut r, &s)?);
         }
         Ok(SkillPage {
@@ -249,7 +253,7 @@ pub(crate) unsafe fn skill_page(p: *const abi::SkillPage, limit: u32) -> Read<Sk
 pub(crate) unsafe fn content(p: *const abi::Content) -> Read<Content> {
     // SAFETY: the caller's promise.
     unsafe {
-        let c = wire::prefix(p, "content")?;
+        let c = first::prefix(p, "content")?;
         match c.kind {
             abi::CONTENT_DATA => {
                 no_fd(c.fd, "content.fd")?;
@@ -277,7 +281,7 @@ pub(crate) unsafe fn blob_stat(p: *const abi::BlobStat) -> Read<BlobStat> {
     let mut r = Reader::new(ANSWER_BYTES);
     // SAFETY: the caller's promise.
     unsafe {
-        let s = wire::prefix(p, "stat")?;
+        let s = first::prefix(p, "stat")?;
         Ok(BlobStat {
             id: r.text(s.id, "id", NAME_BYTES).and_then(named)?,
             kind: r.text(s.kind, "kind", NAME_BYTES)?,
@@ -296,7 +300,7 @@ pub(crate) unsafe fn blob_stat(p: *const abi::BlobStat) -> Read<BlobStat> {
 pub(crate) unsafe fn blob_reader(p: *const abi::BlobOpened) -> Read<(u64, BlobStat)> {
     // SAFETY: the caller's promise.
     unsafe {
-        let o = wire::prefix(p, "opened")?;
+        let o = first::prefix(p, "opened")?;
         no_fd(o.fd, "opened.fd")?;
         Ok((o.reader, blob_stat(o.stat)?))
     }
@@ -309,7 +313,7 @@ pub(crate) unsafe fn blob_reader(p: *const abi::BlobOpened) -> Read<(u64, BlobSt
 pub(crate) unsafe fn blob_fd(p: *const abi::BlobOpened) -> Read<(OwnedFd, BlobStat)> {
     // SAFETY: the caller's promise.
     unsafe {
-        let o = wire::prefix(p, "opened")?;
+        let o = first::prefix(p, "opened")?;
         let stat = blob_stat(o.stat)?;
         Ok((take_fd(o.fd, libc::S_IFREG, "fd")?, stat))
     }
@@ -344,7 +348,7 @@ pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> 
     let output_bytes = output_max(output_bytes);
     // SAFETY: the caller's promise.
     unsafe {
-        let run = wire::prefix(p, "result")?;
+        let run = first::prefix(p, "result")?;
         let mut output_blobs = Vec::new();
         for id in r.frozen::<abi::Str>(run.output_blobs, "output_blobs", OUTPUT_BLOBS)? {
             output_blobs.push(r.text(id, "output_blobs", NAME_BYTES)?);
@@ -405,6 +409,7 @@ mod tests {
     use std::os::fd::{AsRawFd, IntoRawFd};
 
     use super::*;
+    use skillgate_plugin_sdk::wire;
 
     fn file(fd: abi::Fd) -> abi::Content {
         let mut content: abi::Content = wire::zeroed();

@@ -13,6 +13,7 @@ use skillgate_plugin_sdk::model::{Error, Result};
 use skillgate_plugin_sdk::wire::{self, Reader};
 
 use crate::answer::{self, SHOWN_BYTES};
+use crate::first;
 use crate::instance::on_event_loop;
 use crate::logs;
 use crate::ops::OpTable;
@@ -160,7 +161,7 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
         // SAFETY: the plugin gives back the ctx of its table.
         let context = unsafe { context(ctx) }?;
         // SAFETY: the contract: c points to a completion, valid during this call.
-        let completion = unsafe { wire::prefix(c, "completion") };
+        let completion = unsafe { first::prefix(c, "completion") };
         let done = context.ops.take(op).ok_or_else(stale)?;
         let completion = match completion {
             Ok(completion) => completion,
@@ -199,11 +200,17 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
 /// `p` is null or points to a skg_error whose texts are readable.
 pub(crate) unsafe fn error_of(status: i32, p: *const abi::Error) -> Error {
     // SAFETY: the caller's promise.
-    let Ok(e) = (unsafe { wire::prefix(p, "error") }) else {
-        return Error::new(
-            if status < 0 { status } else { abi::E_PROTOCOL },
-            "the plugin gave no reason",
-        );
+    let no_reason = |why: String| {
+        let code = if status < 0 { status } else { abi::E_PROTOCOL };
+        Error::new(code, format!("the plugin gave no reason{why}"))
+    };
+    if p.is_null() {
+        return no_reason(String::new());
+    }
+    // SAFETY: the caller's promise.
+    let e = match unsafe { first::prefix(p, "error") } {
+        Ok(e) => e,
+        Err(why) => return no_reason(format!(" ({why})")),
     };
     let code = match (e.code, status) {
         (code, _) if code < 0 => code,

@@ -27,6 +27,7 @@ mod call;
 mod counts;
 mod current;
 mod exits;
+mod first;
 mod hosttable;
 mod inspect;
 mod instance;

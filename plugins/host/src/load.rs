@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use skillgate_plugin_abi as abi;
-use skillgate_plugin_sdk::wire::{self, Reader};
+use skillgate_plugin_sdk::wire::{Malformed, Reader};
 
 use crate::allocator::give_memory_back;
+use crate::first;
 use crate::inspect::{Inspection, NOTE_ID_BYTES, Note, digest, inspect_bytes, read};
 use crate::plugin::Info;
 use crate::trust::{guarded, signed_as, trusted_comment};
@@ -465,7 +466,7 @@ unsafe fn info(entry: &abi::EntryV1) -> Result<Info, Refusal> {
     let mut read = || {
         // SAFETY: info and what it points to are static; it says how large it is.
         unsafe {
-            let i = wire::prefix(entry.info, "info")?;
+            let i = first::prefix(entry.info, "info")?;
             Ok(Info {
                 id: r.text(i.id, "info.id", 256)?,
                 version: r.text(i.version, "info.version", 256)?,
@@ -484,7 +485,7 @@ unsafe fn info(entry: &abi::EntryV1) -> Result<Info, Refusal> {
             })
         }
     };
-    read().map_err(|e: wire::Malformed| Refusal::Entry(e.0))
+    read().map_err(|e: Malformed| Refusal::Entry(e.0))
 }
 
 /// The note was believed when it was decided to load the file: the entry has to say the same.

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Result, SandboxCaps};
-use skillgate_plugin_sdk::wire::{self, Grows, Malformed};
+use skillgate_plugin_sdk::wire::{self, Malformed};
 
 use crate::call::Place;
+use crate::first::{self, First};
 use crate::hosttable::{self, HostContext};
 use crate::inspect::Inspection;
 use crate::instance::{Instance, SandboxTable, StorageTable, Table};
@@ -306,10 +307,12 @@ fn lacks<K: Made>(id: &str) -> Error {
 /// The kinds that it offers, as bits.
 pub(crate) fn offers(loaded: &Loaded) -> u32 {
     let mut offers = 0;
-    if factory::<StorageTable>(loaded).is_ok() {
+    // One that is no good is offered all the same: whoever makes an instance hears what is wrong with it.
+    let is_there = |error: Option<Error>| error.is_none_or(|it| it.code != abi::E_UNIMPLEMENTED);
+    if is_there(factory::<StorageTable>(loaded).err()) {
         offers |= Which::Storage as u32;
     }
-    if factory::<SandboxTable>(loaded).is_ok() {
+    if is_there(factory::<SandboxTable>(loaded).err()) {
         offers |= Which::Sandbox as u32;
     }
     offers
@@ -324,7 +327,7 @@ fn factory<K: Made>(loaded: &Loaded) -> Result<K::Factory> {
         return Err(lacks::<K>(id));
     }
     // SAFETY: not null: the static factory of the kind that was asked for.
-    unsafe { wire::prefix(factory, "factory") }
+    unsafe { first::prefix(factory, "factory") }
         .map_err(|e| Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}")))
 }
 
@@ -386,7 +389,7 @@ fn create<K: Made>(
         return Err(error);
     }
     // SAFETY: the contract: create has succeeded, so out is an instance that lives until its destroy.
-    match unsafe { wire::prefix(out, "instance") } {
+    match unsafe { first::prefix(out, "instance") } {
         Ok(table) => Ok((K::wrap(table), context)),
         Err(e) => Err(Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}"))),
     }
@@ -403,8 +406,8 @@ pub(crate) type Create<A> = unsafe extern "C" fn(
 pub(crate) trait Made: Table {
     const ID: &CStr;
     const WHICH: Which;
-    type Factory: Grows + Send + 'static;
-    type Abi: Grows;
+    type Factory: First + Send + 'static;
+    type Abi: First;
     type Caps: Wire + Send + 'static;
     fn create(factory: &Self::Factory) -> Option<Create<Self::Abi>>;
     fn wrap(table: Self::Abi) -> Self;

@@ -150,6 +150,15 @@ fn another_major() {
 }
 
 #[test]
+fn a_struct_that_ends_early() {
+    refused(
+        "short_info",
+        &["-DINFO_BYTES=24"],
+        "info: struct_size is 24, smaller than the 120 of the first version",
+    );
+}
+
+#[test]
 fn a_host_that_is_too_old_for_it() {
     refused(
         "min_host",

@@ -271,6 +271,9 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         result.output_spilled = 1;
         if (eq(r->function, "spilled and there")) result.output_json.ptr = (const uint8_t *)"{}", result.output_json.len = 2;
         if (h->complete(h->ctx, op, &c) != SKG_E_PROTOCOL) abort();
+    } else if (eq(r->function, "short completion")) {
+        c.struct_size = 8;
+        if (h->complete(h->ctx, op, &c) != SKG_E_PROTOCOL) abort();
     } else if (eq(r->function, "no result")) {
         c.result = NULL;
         h->complete(h->ctx, op, &c);
@@ -281,7 +284,7 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         c.status = 5;
         if (h->complete(h->ctx, op, &c) != SKG_E_PROTOCOL) abort();
     } else if (eq(r->function, "short result")) {
-        /* an older plugin: the struct ended after summary; what follows is not ours to read */
+        /* not set to sizeof: the struct ends before summary does; what follows is not the host's to read */
         struct { skg_run_result r; } padded;
         memset(&padded, 0xee, sizeof padded);
         memcpy(&padded.r, &result, offsetof(skg_run_result, error_type));
@@ -436,11 +439,12 @@ static int32_t create(const skg_host *host, const skg_create_request *req, const
     pthread_cond_init(&s->changed, NULL);
     s->table.struct_size = sizeof s->table;
     if (req->config_json.len == 5 && memcmp(req->config_json.ptr, "short", 5) == 0) {
-        /* an older plugin, whose table ends after cancel */
+        /* not set to sizeof: the table ends after cancel, and what follows is not the host's to read */
         s->table.struct_size = (uint32_t)offsetof(skg_sandbox, health);
         s->table.health = (int32_t (*)(void *, skg_op))(uintptr_t)1;
         s->table.drain = (int32_t (*)(void *, skg_op))(uintptr_t)1;
-    } else {
+        s->table.destroy = (void (*)(void *))(uintptr_t)1;
+    } else if (req->config_json.len != 4 || memcmp(req->config_json.ptr, "bare", 4) != 0) {
         s->table.health = health;
         s->table.destroy = destroy;
     }
@@ -493,8 +497,11 @@ static const void *get_factory(const char *id) { (void)id; return &factory; }
 #else
 static const void *get_factory(const char *id) { return strcmp(id, SKG_SANDBOX_ID) == 0 ? &factory : NULL; }
 #endif
+#ifndef INFO_BYTES
+#define INFO_BYTES sizeof(skg_plugin_info)
+#endif
 static const skg_plugin_info info = {
-    sizeof(skg_plugin_info), 0, SKG_LIT(ENTRY_ID), SKG_LIT(VERSION), { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 } };
+    INFO_BYTES, 0, SKG_LIT(ENTRY_ID), SKG_LIT(VERSION), { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 } };
 
 #ifdef NO_ENTRY
 #ifdef ENTRY_FUNCTION
