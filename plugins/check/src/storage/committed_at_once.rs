@@ -33,13 +33,13 @@ where
     ends.collect()
 }
 
-/// What was taken; no room (SKG_E_EXHAUSTED) is none of it.
+/// What was taken; no room (SKG_E_EXHAUSTED), and what is to be tried again as a whole (SKG_E_ABORTED), is none of it.
 fn taken<T>(function: &'static str, ends: Vec<Result<T>>) -> Done<Vec<T>> {
     let mut taken = Vec::new();
     for end in ends {
         match end {
             Ok(one) => taken.push(one),
-            Err(error) if error.code == abi::E_EXHAUSTED => {}
+            Err(error) if matches!(error.code, abi::E_EXHAUSTED | abi::E_ABORTED) => {}
             Err(error) => {
                 let seen = format!(
                     "{AT_ONCE} calls of {function} at once, and one of them ends with {error}"
