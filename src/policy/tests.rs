@@ -7,6 +7,7 @@ mod layer;
 mod memo;
 mod narrowed;
 mod nobody;
+mod numbers;
 mod opinions;
 mod recorded;
 mod silent;
