@@ -80,7 +80,7 @@ CFLAGS = -std=c99 -Wall -Wextra -Wpedantic -O2 -g
 
 # Every access is checked:
 # LD_PRELOAD="$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 skillgate plugin check checked.so
-# And what an instance, or a call, does not free (in the case that is left out the host keeps a table for ever):
+# And what an instance, or a call, does not free (contract/answers is left out: there the host keeps a table for ever, which is no leak of yours):
 # LD_PRELOAD="$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=1 skillgate plugin check --only contract --skip contract/answers checked.so
 checked.so: plugin.c skillgate_plugin.h
 	$(CC) $(CFLAGS) -fsanitize=address,undefined -fPIC -shared -pthread -o $@ plugin.c

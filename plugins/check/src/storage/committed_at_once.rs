@@ -86,7 +86,7 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
         made.extend(taken("blob_commit", all(bench, commit)?)?);
     }
     if made.is_empty() {
-        let none = "it has no room for a blob (SKG_E_EXHAUSTED)";
+        let none = "none of its blobs was taken (SKG_E_EXHAUSTED or SKG_E_ABORTED)";
         return Err(Stop::Skipped(none.into()));
     }
     let (mut lost, count) = (Vec::new(), made.len());
@@ -148,6 +148,10 @@ pub(crate) fn skills(bench: &Bench) -> Done {
             }
         });
         made.extend(taken("skill_put", all(bench, publish)?)?);
+    }
+    if made.is_empty() {
+        let none = "none of its skills was taken (SKG_E_EXHAUSTED or SKG_E_ABORTED)";
+        return Err(Stop::Skipped(none.into()));
     }
     let (mut lost, count) = (Vec::new(), made.len());
     for some in made.chunks(AT_ONCE) {

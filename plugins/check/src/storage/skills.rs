@@ -91,8 +91,7 @@ fn in_list(stop: Stop) -> Stop {
     }
 }
 
-/// Of a read-only store nothing else is asked about publishing, so it is asked here whether it is one.
-/// Of those of another minor this kit does not know each bit.
+/// A plugin of another minor may have bits that this kit does not know: of those that there were in minor 0 it is asked all the same.
 fn promises(bench: &Bench) -> Done {
     let plugin = bench.load()?;
     let plugin = RawPlugin::new(&plugin, &bench.dir)?;
@@ -114,6 +113,7 @@ fn promises(bench: &Bench) -> Done {
     Err(failed_at("caps", broken.join("; ")))
 }
 
+/// Of a read-only store nothing else is asked about publishing, so it is asked here whether it is one.
 pub(crate) fn caps(bench: &Bench) -> Done {
     promises(bench)?;
     let store = bench.storage()?;

@@ -104,3 +104,17 @@ fn a_create_that_faults_is_looked_at_by_the_cases_that_look_for_faults() {
     let skipped = skipped_for_want_of_one(&report, "SIGSEGV");
     assert!(skipped.contains(&"storage/tenants"), "{}", table(&report));
 }
+
+/// One was made, so the others have their turn.
+#[test]
+fn a_destroy_that_crashes_is_none_of_the_others_matter() {
+    let crashes = (
+        "static void destroy(void *self) {\n    struct store *s = self;\n",
+        "static void destroy(void *self) {\n    struct store *s = self;\n    abort();\n",
+    );
+    let report = checked(crashes, &[MADE, "storage/caps", "storage/tenants"]);
+    let failed = ended(&report, Status::Failed);
+    assert_eq!(failed[0], MADE, "{}", table(&report));
+    assert!(report.cases[1].seen.contains("it was at: destroy"));
+    assert_eq!(ended(&report, Status::Skipped), [] as [&str; 0]);
+}
