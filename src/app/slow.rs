@@ -13,24 +13,30 @@ const AFTER: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(300);
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What was told of, and when: role, call.
+/// What was told of, and when: role, plugin, call.
 #[derive(Debug, Default)]
-struct Told(HashMap<(&'static str, &'static str), Instant>);
+struct Told(HashMap<(&'static str, String, &'static str), Instant>);
 
 impl Told {
     /// Tells of these calls of a plugin, if it is time to.
     fn tell(&mut self, role: &'static str, plugin: &str, slow: &[Slow], now: Instant) {
+        // What has come back may hang again, and another plugin at once.
+        self.0.retain(|(of, whose, call), _| {
+            let goes_on = || slow.iter().any(|it| it.call == *call);
+            *of != role || whose == plugin && goes_on()
+        });
         for Slow {
             call,
             calls,
             longest,
         } in slow
         {
-            let before = self.0.get(&(role, *call));
+            let about = (role, plugin.to_owned(), *call);
+            let before = self.0.get(&about);
             if before.is_some_and(|at| now.saturating_duration_since(*at) < AGAIN) {
                 continue;
             }
-            self.0.insert((role, *call), now);
+            self.0.insert(about, now);
             tracing::warn!(
                 role,
                 plugin,
@@ -80,10 +86,11 @@ mod tests {
             calls,
             longest: Duration::from_secs(longest),
         };
-        let mut lines = |role, slow: &[Slow], s| {
-            told.tell(role, "com.acme.it", slow, start + Duration::from_secs(s));
+        let mut lines_of = |role, plugin, slow: &[Slow], s| {
+            told.tell(role, plugin, slow, start + Duration::from_secs(s));
             log.taken().lines().map(str::to_owned).collect::<Vec<_>>()
         };
+        let mut lines = |role, slow: &[Slow], s| lines_of(role, "com.acme.it", slow, s);
         assert!(lines("storage", &[], 0).is_empty());
         let first = lines("storage", &[of("skill_get", 1, 31)], 31);
         assert_eq!(first.len(), 1, "{first:?}");
@@ -106,5 +113,10 @@ mod tests {
             "{other:?}"
         );
         assert_eq!(lines("shelf", &[of("skill_get", 1, 30)], 340).len(), 1);
+        // What came back and hangs once more is told of at once, and so is what another plugin does.
+        assert!(lines("storage", &[], 350).is_empty());
+        assert_eq!(lines("storage", &[of("skill_get", 1, 30)], 380).len(), 1);
+        let other = lines_of("storage", "com.acme.other", &[of("skill_get", 1, 30)], 390);
+        assert_eq!(other.len(), 1);
     }
 }

@@ -288,6 +288,12 @@ fn eval(args: &EvalArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let text = std::fs::read_to_string(&args.input).map_err(|error| cannot(error.to_string()))?;
     // Of a member that is there twice another evaluator may see the other one.
     json::walk(&text).map_err(|refused| cannot(refused.why()))?;
+    if let Some(number) = json::rounded_integer(&text) {
+        let number = json::short(number);
+        return Err(cannot(format!(
+            "the integer {number} is beyond 64 bits: the gateway puts no such question to its rules"
+        )));
+    }
     let mut input: Value =
         serde_json::from_str(&text).map_err(|error| cannot(error.to_string()))?;
     // A golden decision, or a line of the audit log.

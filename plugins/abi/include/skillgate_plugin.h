@@ -318,7 +318,9 @@ typedef struct skg_sandbox_caps {
 #define SKG_ISO_PROCESS    1u
 #define SKG_ISO_CONTAINER  2u
 #define SKG_ISO_MICROVM    3u
-#define SKG_ISO_REMOTE     4u
+#define SKG_ISO_REMOTE     4u   /* on another machine, whatever isolates runs there:
+                                   of any other a usage beyond what this machine
+                                   has is left out                                */
 
 #define SKG_LIMIT_WALL     0x01u
 #define SKG_LIMIT_CPU      0x02u
@@ -494,7 +496,9 @@ typedef struct skg_sandbox {
     /* Fills *out, as far as out->struct_size (set by the host) reaches.  Asked
      * once, after create(). */
     int32_t (*caps)(void *self, skg_sandbox_caps *out);
-    /* One run: create, execute, collect, destroy.  A failure of the code is a
+    /* One run: create, execute, collect, destroy.  When it is over nothing of it
+     * is left, no process and no file: what it has started is waited for, at the
+     * latest when the next run begins.  A failure of the code is a
      * result (SKG_RUN_FAILED), a failure of the sandbox an error: with
      * SKG_ERR_NOT_EXECUTED when no code of the skill has run.  SKG_E_EXHAUSTED:
      * no room now.  SKG_E_UNIMPLEMENTED, not executed: it does not run this
@@ -569,7 +573,8 @@ typedef struct skg_sandbox_factory {
 #define SKG_STORAGE_ID "skillgate.storage/1"
 
 /* A bit of caps promises that what it is about is there: none of its functions
- * is NULL.  A bit that is not here is not set. */
+ * is NULL.  Without SKG_ST_SKILLS none of those for skills is called, and without
+ * SKG_ST_BLOBS none of those for blobs.  Bits other than these are 0. */
 #define SKG_ST_SKILLS       0x1u
 #define SKG_ST_SKILLS_WRITE 0x2u
 #define SKG_ST_BLOBS        0x4u

@@ -50,8 +50,16 @@ extern "C" fn at_exit() {
     if GUARDED.load(Ordering::SeqCst) != unsafe { libc::getpid() } {
         return;
     }
-    // SAFETY: reads so many bytes. What standard error does not take nobody hears.
-    unsafe { libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len()) };
+    let mut stderr = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, and no wait: where nobody reads what is full, the process is to end all the same.
+    let takes = unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1;
+    // SAFETY: reads so many bytes, fewer than a pipe takes at once. What standard error does not take nobody hears.
+    let _ =
+        takes && 0 < unsafe { libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len()) };
     // SAFETY: does not return. What else is to be done at an exit is not: other threads go on in what it would take down.
     unsafe { libc::_exit(EXIT_CODE) }
 }

@@ -491,6 +491,8 @@ enum Refusal {
     TooMany,
     DiskFull,
     Unavailable,
+    /// A store that keeps none, which no time changes.
+    NoBlobs,
     Invalid,
 }
 
@@ -511,6 +513,10 @@ impl Refusal {
                 "unavailable",
                 "the store cannot do this now: try again in a moment, or ask its operator",
             ),
+            Refusal::NoBlobs => (
+                "unsupported",
+                "the store of this gateway keeps no blobs, and an output that is too large would be one: return less",
+            ),
             Refusal::Invalid => ("invalid", "the request is not valid"),
         }
     }
@@ -523,6 +529,7 @@ impl From<Error> for Refusal {
             abi::E_OUT_OF_RANGE => Refusal::TooLarge,
             abi::E_EXHAUSTED => Refusal::DiskFull,
             abi::E_INVALID_ARGUMENT => Refusal::Invalid,
+            abi::E_UNIMPLEMENTED => Refusal::NoBlobs,
             _ => Refusal::Unavailable,
         }
     }

@@ -190,6 +190,9 @@ impl Pool {
         // What is left is for an interpreter of its own, if there is no other.
         let until = Instant::now() + CHILD_WAIT.min(left / 2);
         let mut state = self.state();
+        if state.closed {
+            return None; // nobody would hear what the launcher is asked for
+        }
         let rules = self.rules;
         let domain = domain_of(&mut state, name, rules);
         // It comes back for this run.
@@ -567,10 +570,8 @@ impl Pool {
 }
 
 fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut Domain {
-    let domains = &mut state.domains;
-    domains
-        .entry(name.to_owned())
-        .or_insert_with(|| Domain::new(rules))
+    let domain = state.domains.entry(name.to_owned());
+    domain.or_insert_with(|| Domain::new(rules))
 }
 
 /// That nobody hears the launcher any more, also by a panic: what runs wait for does not come.

@@ -271,6 +271,8 @@ fn a_blob_that_cannot_be_begun_is_one_too_many() {
         (abi::E_OUT_OF_RANGE, "too_many"),
         (abi::E_EXHAUSTED, "disk_full"),
         (abi::E_INVALID_ARGUMENT, "invalid"),
+        (abi::E_UNIMPLEMENTED, "unsupported"),
+        (abi::E_UNAVAILABLE, "unavailable"),
     ] {
         let store = Store::refusing(code);
         let (mut channel, theirs) = channel(&store);

@@ -22,7 +22,11 @@ fn nobody_waits_for_whom_a_thread_that_panicked_does_not_hear() {
         assert!(run.join().unwrap().is_none());
         assert!(hears.join().is_err(), "it has panicked");
     });
+    let mut buf = vec![0; MESSAGE_BYTES_MAX];
+    let mut asked = || matches!(sys::take_message(launcher.as_fd(), &mut buf), Ok(Some(_)));
+    while asked() {}
     let began = Instant::now();
     assert!(pool.take("", &spec(), || false).is_none());
     assert!(began.elapsed() < CHILD_WAIT / 2);
+    assert!(!asked(), "what it would send nobody takes");
 }
