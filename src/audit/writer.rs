@@ -330,8 +330,8 @@ impl Writer {
 
     /// Writes records as one piece: all of them are in the file, or none is and the chain is where it was.
     ///
-    /// A panic is a write that failed, and counted, though behind the last step, where only what is remembered is left to do, its
-    /// records are there: else the log's thread would have ended, and no record would be written any more.
+    /// A panic is a write that failed, and counted: else the log's thread would have ended, and no record would be written any more.
+    /// Of one behind the last step, where only the memory of where the chain is was left to do, the records are there all the same.
     fn commit<'a>(
         &mut self,
         records: impl IntoIterator<Item = &'a Encoded>,
