@@ -51,6 +51,16 @@ fn taken<T>(function: &'static str, ends: Vec<Result<T>>) -> Done<Vec<T>> {
     Ok(taken)
 }
 
+/// Of a store that took nothing there is nothing to look for.
+fn some_of<T>(made: &[T], what: &str) -> Done {
+    if made.is_empty() {
+        return Err(Stop::Skipped(format!(
+            "none of its {what} was taken (SKG_E_EXHAUSTED or SKG_E_ABORTED)"
+        )));
+    }
+    Ok(())
+}
+
 /// A blob that nobody else has.
 fn content(number: usize) -> Vec<u8> {
     let word = format!("blob {number} of those that are committed at once\n");
@@ -85,10 +95,7 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
         });
         made.extend(taken("blob_commit", all(bench, commit)?)?);
     }
-    if made.is_empty() {
-        let none = "none of its blobs was taken (SKG_E_EXHAUSTED or SKG_E_ABORTED)";
-        return Err(Stop::Skipped(none.into()));
-    }
+    some_of(&made, "blobs")?;
     let (mut lost, count) = (Vec::new(), made.len());
     for some in made.chunks(AT_ONCE) {
         bench.step(format!("blob_stat and blob_read, {AT_ONCE} at once"));
@@ -149,10 +156,7 @@ pub(crate) fn skills(bench: &Bench) -> Done {
         });
         made.extend(taken("skill_put", all(bench, publish)?)?);
     }
-    if made.is_empty() {
-        let none = "none of its skills was taken (SKG_E_EXHAUSTED or SKG_E_ABORTED)";
-        return Err(Stop::Skipped(none.into()));
-    }
+    some_of(&made, "skills")?;
     let (mut lost, count) = (Vec::new(), made.len());
     for some in made.chunks(AT_ONCE) {
         bench.step(format!("skill_get of {AT_ONCE} names at once"));
