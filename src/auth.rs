@@ -282,11 +282,11 @@ impl Authenticator {
         authenticator
     }
 
-    /// What [`prepare`] gives, to be installed here. A file that had keys of an issuer and says now that there are none is
+    /// What [`prepare()`] gives, to be installed here. A file that had keys of an issuer and says now that there are none is
     /// taken: they are withdrawn. One that cannot be read, or is no JWKS, is an error as ever.
     ///
     /// # Errors
-    /// As [`prepare`].
+    /// As [`prepare()`].
     pub async fn prepare_again(
         &self,
         config: &Config,

@@ -10,7 +10,7 @@
 //! assert_eq!(run.said(abi::STDOUT), b"hello\n");
 //! ```
 //!
-//! A call that is answered later gets a [`reply`], whose other end has the answer, and can leave:
+//! A call that is answered later gets a [`reply()`], whose other end has the answer, and can leave:
 //!
 //! ```
 //! use skillgate_plugin_sdk::testing;

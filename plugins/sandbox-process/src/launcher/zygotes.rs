@@ -29,7 +29,7 @@ const WARM_WAIT_NS: u64 = 30_000_000_000;
 const ORDER_LOOK_NS: u64 = 60_000_000;
 /// One that answers nothing for so long is given up, whatever it seems to be doing.
 const ORDER_WAIT_NS: u64 = 2_000_000_000;
-/// What a zygote says at once: a [`Memory`] with its reasons is the longest.
+/// What a zygote says at once: a [`Memory`](crate::wire::Memory) with its reasons is the longest.
 const WORD_BYTES_MAX: usize = 4096;
 
 /// A trust domain.

@@ -14,7 +14,7 @@ const SECRET_VALUE: &str = "what the kit keeps to itself";
 /// A service of a run: is there such a run, and is it going on?
 ///
 /// # Safety
-/// `ctx` is null or that of a table made by [`RawHost::new`].
+/// `ctx` is null or that of a table made by [`RawHost::new`](super::RawHost::new).
 unsafe fn service(ctx: *mut c_void, run: abi::Op, function: &str, code: i32) -> i32 {
     // SAFETY: the caller's promise.
     let Some(host) = (unsafe { host(ctx, function) }) else {
