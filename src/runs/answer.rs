@@ -417,7 +417,7 @@ mod tests {
             ("ValueError: \n\n  rows:\n  1, 2", "ValueError: rows:"),
             // A line that only looks like it: indented, or of another class.
             (
-                "ValueError: bad\n  ValueError: of what was read\nMyValueError: x",
+                "ValueError: bad\n  ValueError: of what was read\n  app.ValueError: and more\nMyValueError: x",
                 "ValueError: bad",
             ),
             (

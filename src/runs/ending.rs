@@ -314,6 +314,13 @@ mod tests {
             let reason = error.reason().unwrap();
             assert!(told.contains(&format!("`{reason}`")), "{reason}: {told}");
         }
+        // What the caller can change is told from what it cannot.
+        for (code, reason) in [
+            (abi::E_OUT_OF_RANGE, "too_large"),
+            (abi::E_UNAVAILABLE, "sandbox_unavailable"),
+        ] {
+            assert_eq!(of(code).reason(), Some(reason));
+        }
         // These have been started.
         for error in [Error::Audit(Unavailable), Error::Lost] {
             assert_eq!(error.reason(), None, "{error}");

@@ -86,6 +86,16 @@ mod tests {
             ),
             (Some(200), Some(300), "; t may be larger, up to 300"),
             (
+                Some(500),
+                Some(500),
+                "; t may be larger, up to 1000 or what the policy lets it be",
+            ),
+            (
+                Some(1000),
+                Some(1000),
+                "; a run gets no more here: do less in one",
+            ),
+            (
                 Some(1000),
                 None,
                 "; a run gets no more here: do less in one",

@@ -126,5 +126,12 @@ mod tests {
         assert!(permits.enter("run_4", &old).is_err());
         let plain = |generation| permits.enter("run_5", &permit(generation, &[]));
         assert!(plain(0).is_err() && plain(1).unwrap().is_none());
+        // A secret alone can be taken back, too.
+        let mut with_secret = permit(1, &[]);
+        with_secret.secrets = vec!["API_KEY".into()];
+        let _with_secret = permits.enter("run_6", &with_secret).unwrap().unwrap();
+        let mut later = ids(2);
+        later.sort();
+        assert_eq!(later, ["run_3", "run_6"]);
     }
 }

@@ -443,6 +443,35 @@ mod tests {
     }
 
     #[test]
+    fn who_has_as_much_as_the_others_takes_nothing_of_theirs() {
+        let queue = Queue::new(1, 0, 2);
+        let _running = now(&queue, "a", "x").unwrap();
+        let (_a, _b) = (
+            wait(&queue, "a", "x").unwrap(),
+            wait(&queue, "b", "y").unwrap(),
+        );
+        for (tenant, subject) in [("a", "x"), ("b", "y"), ("a", "other"), ("b", "other")] {
+            assert!(now(&queue, tenant, subject).is_err(), "{tenant} {subject}");
+        }
+        assert_eq!(queue.load(), (1, 2));
+    }
+
+    #[test]
+    fn a_tenants_share_is_its_subjects_together() {
+        let queue = Queue::new(1, 0, 2);
+        let _running = now(&queue, "a", "x").unwrap();
+        let mut a = ["x", "y"].map(|subject| wait(&queue, "a", subject).unwrap());
+        let _b =
+            wait(&queue, "b", "z").expect("one of the two made room, each of which had one alone");
+        assert_eq!(
+            a.iter_mut()
+                .filter_map(|w| refused(w).then_some(()))
+                .count(),
+            1
+        );
+    }
+
+    #[test]
     fn a_tenant_has_no_more_places_than_its_own() {
         let queue = Queue::new(4, 2, 10);
         let first = now(&queue, "a", "x").unwrap();
