@@ -4,8 +4,8 @@
 //! names are written; base64, standard and URL-safe, padded and not, also from the middle of a longer text that was encoded
 //! as a whole; hex in lower or upper case; percent-encoding as `urllib.parse.quote` and `quote_plus`, `encodeURI` and
 //! `encodeURIComponent`, HTML forms, and of every byte, in both cases of the digits; JSON strings, with and without `\u` for
-//! what is not ASCII, `\/`, the characters that matter in HTML, once and twice; `\u` for every character; Python's `repr`
-//! and `ascii` of the text and of its bytes; `\x` for every byte; HTML entities.
+//! what is not ASCII, `\/`, the characters that matter in HTML (with the single quote and without), once and twice; `\u` for
+//! every character; Python's `repr` and `ascii` of the text and of its bytes; `\x` for every byte; HTML entities.
 //!
 //! Not covered, since no list could be: reversed, split up, one character a line, the parts of a value that is JSON, base64
 //! in lines, compressed, encrypted, hashed, numbers in another notation. A program that wants to give away what it was given
@@ -62,12 +62,22 @@ fn add_forms(value: &str, all: &mut Vec<Text>) {
                 all.push(percent(value, safe, plus, upper));
             }
         }
-        for (slash, html) in [(false, false), (true, false), (false, true), (true, true)] {
-            for ascii in [false, true] {
-                let once = json(value, ascii, upper, slash, html);
-                all.push(json(&once, ascii, upper, slash, html));
-                all.push(once);
-            }
+    }
+    for (html, (html_upper, upper)) in JSON_HTML
+        .into_iter()
+        .flat_map(|html| JSON_UPPER.map(|upper| (html, upper)))
+    {
+        for (slash, ascii) in [(false, false), (false, true), (true, false), (true, true)] {
+            let way = Json {
+                ascii,
+                slash,
+                html,
+                html_upper,
+                upper,
+            };
+            let once = json(value, way);
+            all.push(json(&once, way));
+            all.push(once);
         }
     }
     for quote in [false, true] {
@@ -125,7 +135,21 @@ fn percent(value: &str, safe: Option<&str>, plus: bool, upper: bool) -> Text {
     })
 }
 
-fn json(value: &str, ascii: bool, upper: bool, slash: bool, html: bool) -> Text {
+/// Where a text goes into a page encoders of JSON write as `\u`: nothing; what Django and Go do; what Flask and PHP do.
+const JSON_HTML: [&str; 3] = ["", "<>&", "<>&'"];
+/// The digits of these, and of what is not ASCII, in upper case? Django has them in upper case and in lower case.
+const JSON_UPPER: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
+
+#[derive(Clone, Copy)]
+struct Json {
+    ascii: bool,
+    slash: bool,
+    html: &'static str,
+    html_upper: bool,
+    upper: bool,
+}
+
+fn json(value: &str, way: Json) -> Text {
     characters(value, |c, out| match c {
         '"' => out.push_str("\\\""),
         '\\' => out.push_str("\\\\"),
@@ -134,9 +158,9 @@ fn json(value: &str, ascii: bool, upper: bool, slash: bool, html: bool) -> Text 
         '\t' => out.push_str("\\t"),
         '\u{8}' => out.push_str("\\b"),
         '\u{c}' => out.push_str("\\f"),
-        '/' if slash => out.push_str("\\/"),
-        '<' | '>' | '&' | '\'' if html => utf16(out, c, upper),
-        c if c < ' ' || (ascii && !c.is_ascii()) => utf16(out, c, upper),
+        '/' if way.slash => out.push_str("\\/"),
+        c if way.html.contains(c) => utf16(out, c, way.html_upper),
+        c if c < ' ' || (way.ascii && !c.is_ascii()) => utf16(out, c, way.upper),
         c => out.push(c),
     })
 }

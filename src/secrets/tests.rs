@@ -125,6 +125,67 @@ fn what_encoders_write() {
     }
 }
 
+/// Of a value that each of them has to write otherwise: what is ASCII alone has many forms that are the same.
+#[test]
+fn what_encoders_write_of_all_kinds_of_characters() {
+    let value = "pä' \"<&>/€\u{1}😀Z~";
+    let redactor = redactor(&[("K", value)]);
+    for (encoder, text) in [
+        (
+            "quote(v)",
+            "p%C3%A4%27%20%22%3C%26%3E/%E2%82%AC%01%F0%9F%98%80Z~",
+        ),
+        (
+            "quote(v, '')",
+            "p%C3%A4%27%20%22%3C%26%3E%2F%E2%82%AC%01%F0%9F%98%80Z~",
+        ),
+        (
+            "quote_plus(v)",
+            "p%C3%A4%27+%22%3C%26%3E%2F%E2%82%AC%01%F0%9F%98%80Z~",
+        ),
+        ("dumps(v, ensure_ascii=False)", r#"pä' \"<&>/€\u0001😀Z~"#),
+        ("dumps(v)", r#"p\u00e4' \"<&>/\u20ac\u0001\ud83d\ude00Z~"#),
+        (
+            "json_encode(v) of PHP",
+            r#"p\u00e4' \"<&>\/\u20ac\u0001\ud83d\ude00Z~"#,
+        ),
+        (
+            "json.Marshal(v) of Go",
+            r#"pä' \"\u003c\u0026\u003e/€\u0001😀Z~"#,
+        ),
+        (
+            "json_script(v) of Django",
+            r#"p\u00e4' \"\u003C\u0026\u003E/\u20ac\u0001\ud83d\ude00Z~"#,
+        ),
+        (
+            "tojson(v) of Flask",
+            r#"p\u00e4\u0027 \"\u003c\u0026\u003e/\u20ac\u0001\ud83d\ude00Z~"#,
+        ),
+        ("repr(v)", r#"pä\' "<&>/€\x01😀Z~"#),
+        ("ascii(v)", r#"p\xe4\' "<&>/\u20ac\x01\U0001f600Z~"#),
+        (
+            "repr(v.encode())",
+            r#"p\xc3\xa4\' "<&>/\xe2\x82\xac\x01\xf0\x9f\x98\x80Z~"#,
+        ),
+        ("html.escape(v)", "pä&#x27; &quot;&lt;&amp;&gt;/€\u{1}😀Z~"),
+        (
+            "html.escape(v, quote=False)",
+            "pä' \"&lt;&amp;&gt;/€\u{1}😀Z~",
+        ),
+    ] {
+        assert_eq!(redactor.text(text), "[secret K]", "{encoder}: {text}");
+    }
+    // Without a double quote Python has the other kind around it, and leaves the single one as it is.
+    let apostrophe = self::redactor(&[("K", "pä'€\u{1}😀Z")]);
+    for text in [
+        "pä'€\\x01😀Z",
+        r"p\xe4'\u20ac\x01\U0001f600Z",
+        r"p\xc3\xa4'\xe2\x82\xac\x01\xf0\x9f\x98\x80Z",
+    ] {
+        assert_eq!(apostrophe.text(text), "[secret K]", "{text}");
+    }
+}
+
 #[test]
 fn base64_of_longer_texts_is_found_at_each_place() {
     for value in VALUES {
