@@ -481,6 +481,14 @@ mod tests {
         assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
         assert_eq!(error.to_string(), message);
         assemble(new(most), 10, 4 * most).map(drop).unwrap();
+        // The manifest and SKILL.md are files, too.
+        let error = assemble(new(1), 2, most).map(drop).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "a skill has at most 2 files (skills.max_files)"
+        );
+        assemble(new(1), 3, most).map(drop).unwrap();
 
         let store = |code| not_stored(model::Error::new(code, "of the store"), "a", "1.0.0");
         let error = store(abi::E_OUT_OF_RANGE);

@@ -133,7 +133,7 @@ fn read_dir(dir: &Path) -> io::Result<Vec<Found>> {
         if name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        if files.len() > 2 * SECRETS_MAX {
+        if files.len() >= 2 * SECRETS_MAX {
             return Err(io::Error::other(format!(
                 "more than {} files",
                 2 * SECRETS_MAX
