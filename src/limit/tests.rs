@@ -271,6 +271,23 @@ fn rules_count_where_they_can() {
     assert_eq!(describe(&["c"]), 0);
 }
 
+/// Any of them could lock out the others.
+#[test]
+fn callers_without_a_token_are_not_one_caller() {
+    use RateKey::{Ip, Subject, Tenant};
+    let (limits, _) = limits(&[
+        rule("caller", &[Tenant, Subject], 1, 60, 1),
+        rule("address", &[Ip, Subject], 2, 60, 2),
+    ]);
+    let nobody = |last| Asked {
+        anonymous: true,
+        ..Asked::from(IpAddr::from([10, 0, 0, last]))
+    };
+    assert_eq!(passed(&limits, Level::Caller, nobody(1), 9), 2);
+    assert_eq!(passed(&limits, Level::Caller, nobody(2), 9), 2);
+    assert_eq!(passed(&limits, Level::Caller, asked("t", "s"), 9), 1);
+}
+
 #[test]
 fn a_call_that_one_rule_refuses_costs_nothing_in_the_others() {
     use RateKey::{Subject, Tenant};
