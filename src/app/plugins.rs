@@ -189,10 +189,7 @@ pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
     if pin.guarded && pin.sha256.is_none() && pin.minisign_key.is_none() {
         tracing::warn!(file = %path.display(), "a plugin's file is not verified (allow_unsigned): pin it with sha256");
     }
-    let isolation = match plugin.isolation {
-        PluginIsolation::Gateway => Isolation::Gateway,
-        PluginIsolation::Process => Isolation::Process,
-    };
+    let isolation = isolation(plugin);
     let loaded = Plugin::open(&path, &pin, isolation, &own_process(config, role))?;
     if let Some(why) = loaded.inspection().own_process
         && isolation == Isolation::Gateway
@@ -201,6 +198,19 @@ pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
     }
     tracing::info!(id = loaded.info().id, version = loaded.info().version, file = %path.display(), sha256 = loaded.inspection().sha256, isolation = ?loaded.isolation(), "plugin loaded");
     Ok(loaded)
+}
+
+/// The same plugin from what was read of its file when it was loaded, where the configuration says.
+pub(super) fn again(plugin: &Plugin, config: &Config, role: Role) -> Result<Plugin, AppError> {
+    let isolation = isolation(role.of(config));
+    Ok(plugin.again(isolation, &own_process(config, role))?)
+}
+
+fn isolation(plugin: &PluginRef) -> Isolation {
+    match plugin.isolation {
+        PluginIsolation::Gateway => Isolation::Gateway,
+        PluginIsolation::Process => Isolation::Process,
+    }
 }
 
 /// The hidden command that a plugin's own process runs.

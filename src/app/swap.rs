@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
-use serde_json::json;
 use skillgate_plugin_host::{
     Current, Isolation, Plugin, SandboxInstance, StorageInstance, inspect,
 };
@@ -35,10 +34,10 @@ use self::late::{Ending, Untaken, in_time};
 use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 pub(super) use self::store::OfStorage;
 use super::AppError;
-use super::plugins::{Role, StateDir, load, sandbox, sandbox_name, storage};
+use super::plugins::{Role, StateDir, again, load, sandbox, sandbox_name, storage};
 use super::silent::heard;
 use crate::catalog::Catalog;
-use crate::config::{Config, PluginSource, Runs};
+use crate::config::{Config, PluginRef, PluginSource, Runs};
 use crate::reload::{Install, Part};
 
 /// How long a plugin may take to end; what it has acknowledged is durable already.
@@ -50,9 +49,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 struct Loaded {
     plugin: Plugin,
-    config: serde_json::Value,
-    /// What it was made from, the file's digest included: another one is another plugin.
-    made_from: String,
+    /// What it was made from, beside the file, whose digest the plugin has: another one of these is another plugin.
+    section: PluginRef,
+    process_ms: [u64; 2],
     /// How long its create() may take when it is exchanged. A process of its own has an end that it is killed at.
     create_max: Duration,
 }
@@ -60,49 +59,58 @@ struct Loaded {
 impl Loaded {
     /// Reads, checks and loads the file.
     fn load(config: &Config, role: Role) -> Result<Loaded, AppError> {
-        let plugin = load(config, role)?;
-        Ok(Loaded {
-            made_from: made_from(config, role, &plugin.inspection().sha256),
-            config: role.of(config).config.clone(),
+        Ok(Loaded::of(load(config, role)?, config, role))
+    }
+
+    /// What is to take its place. One that came with the program changes with the program: its file may be that of the next
+    /// version by now, or gone, and is not read.
+    fn next(&self, config: &Config, role: Role) -> Result<Loaded, AppError> {
+        let (was, is) = (&self.section, role.of(config));
+        let is_bundled = matches!(is.source, PluginSource::Name(_));
+        let is_same = was.source == is.source
+            && was.sha256 == is.sha256
+            && was.minisign_key == is.minisign_key;
+        if !(is_bundled && is_same) {
+            return Loaded::load(config, role);
+        }
+        Ok(Loaded::of(again(&self.plugin, config, role)?, config, role))
+    }
+
+    fn of(plugin: Plugin, config: &Config, role: Role) -> Loaded {
+        let process_ms = process_ms(config);
+        Loaded {
+            section: role.of(config).clone(),
             create_max: match plugin.isolation() {
-                Isolation::Gateway => {
-                    Duration::from_millis(config.plugins.process_start_timeout_ms)
-                }
+                Isolation::Gateway => Duration::from_millis(process_ms[0]),
                 Isolation::Process => Duration::MAX,
             },
+            process_ms,
             plugin,
-        })
+        }
     }
 
     /// The same as far as the configuration and the file that it names tell? Executes nothing of the file.
     fn is_as(&self, config: &Config, role: Role) -> Result<bool, String> {
-        let sha256 = match &role.of(config).source {
-            // One that came with the program changes with the program.
-            PluginSource::Name(_) => self.plugin.inspection().sha256.clone(),
-            PluginSource::Path(path) => inspect(path).map_err(|error| error.to_string())?.sha256,
-        };
-        Ok(self.made_from == made_from(config, role, &sha256))
+        let section = role.of(config);
+        if self.section != *section || self.process_ms != process_ms(config) {
+            return Ok(false);
+        }
+        match &section.source {
+            PluginSource::Name(_) => Ok(true),
+            PluginSource::Path(path) => {
+                let found = inspect(path).map_err(|error| error.to_string())?;
+                Ok(self.plugin.inspection().sha256 == found.sha256)
+            }
+        }
     }
 }
 
-fn made_from(config: &Config, role: Role, sha256: &str) -> String {
-    let plugin = role.of(config);
-    let source = match &plugin.source {
-        PluginSource::Name(name) => json!({ "name": name }),
-        PluginSource::Path(path) => json!({ "path": path }),
-    };
-    json!([
-        source,
-        sha256,
-        plugin.sha256,
-        plugin.minisign_key,
-        plugin.allow_unsigned,
-        format!("{:?}", plugin.isolation),
-        plugin.config,
-        config.plugins.process_start_timeout_ms,
-        config.plugins.process_cancel_grace_ms,
-    ])
-    .to_string()
+fn process_ms(config: &Config) -> [u64; 2] {
+    let plugins = &config.plugins;
+    [
+        plugins.process_start_timeout_ms,
+        plugins.process_cancel_grace_ms,
+    ]
 }
 
 /// Both plugins. Cheap to clone.
@@ -136,7 +144,13 @@ impl Plugins {
     /// Loads both and makes an instance of each.
     pub(super) async fn start(config: &Config, state: StateDir) -> Result<Plugins, AppError> {
         let of_storage = Loaded::load(config, Role::Storage)?;
-        let store = storage(&of_storage.plugin, "store", &state, &of_storage.config).await?;
+        let store = storage(
+            &of_storage.plugin,
+            "store",
+            &state,
+            &of_storage.section.config,
+        )
+        .await?;
         let of_sandbox = Loaded::load(config, Role::Sandbox)?;
         let seats = Arc::new(Seats::default());
         let seat = seats.take().ok_or_else(no_seat)?;
@@ -144,7 +158,7 @@ impl Plugins {
             &of_sandbox.plugin,
             &seat.instance(),
             &state,
-            &of_sandbox.config,
+            &of_sandbox.section.config,
             &config.runs,
         )
         .await?;
@@ -221,7 +235,7 @@ impl Plugins {
                 &loaded.plugin,
                 &name,
                 &self.0.state,
-                &loaded.config,
+                &loaded.section.config,
                 &self.0.runs,
             )
             .await
@@ -383,11 +397,12 @@ impl Part for OfSandbox {
             ));
         }
         let say = |error: AppError| error.to_string();
-        let loaded = Loaded::load(config, Role::Sandbox).map_err(say)?;
+        let loaded = before.next(config, Role::Sandbox).map_err(say)?;
         let seat = inner.seats.take().ok_or_else(no_seat).map_err(say)?;
         let (of, name, state) = (loaded.clone(), seat.instance(), inner.state.clone());
         let runs = inner.runs.clone();
-        let making = async move { sandbox(&of.plugin, &name, &state, &of.config, &runs).await };
+        let making =
+            async move { sandbox(&of.plugin, &name, &state, &of.section.config, &runs).await };
         let made = self.handle.block_on(in_time(making, loaded.create_max));
         let instance = match made {
             Ok(made) => made,

@@ -22,7 +22,7 @@ pub struct Plugins {
 }
 
 /// `[plugins.storage]`, `[plugins.sandbox]`
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct PluginRef {
     /// Which plugin.
     pub source: PluginSource,

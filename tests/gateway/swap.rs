@@ -16,6 +16,7 @@ use crate::support::look;
 use crate::support::{Over, eventually, writing_end};
 use crate::{alone, count, unread};
 
+mod bundled;
 mod hung;
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -66,9 +66,8 @@ pub struct Plugin(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     info: Info,
-    inspection: Inspection,
-    /// Not of this program's own: see [`Pin::guarded`].
-    guarded: bool,
+    /// Shared by all that are made from it ([`Plugin::again`]).
+    checked: Arc<load::Checked>,
     home: Home,
 }
 
@@ -92,7 +91,7 @@ impl Plugin {
     ///
     /// Blocks for some milliseconds: call it at start, or on a blocking thread.
     pub fn load(path: impl AsRef<Path>, pin: &Pin) -> Result<Plugin, LoadError> {
-        Plugin::load_here(load::check(path.as_ref(), pin)?)
+        Plugin::load_here(Arc::new(load::check(path.as_ref(), pin)?))
     }
 
     /// The same, where `isolation` says. A plugin that must have a process of its own gets one either way: see
@@ -105,20 +104,40 @@ impl Plugin {
         isolation: Isolation,
         settings: &ProcessSettings,
     ) -> Result<Plugin, LoadError> {
-        let checked = load::check(path.as_ref(), pin)?;
+        let checked = Arc::new(load::check(path.as_ref(), pin)?);
+        Plugin::open_checked(checked, isolation, settings)
+    }
+
+    /// The same plugin, where `isolation` says, from the bytes that were checked: what its file is by now, or whether it is there,
+    /// is not asked.
+    pub fn again(
+        &self,
+        isolation: Isolation,
+        settings: &ProcessSettings,
+    ) -> Result<Plugin, LoadError> {
+        match (self.isolation(), isolation) {
+            // Its code is here once.
+            (Isolation::Gateway, Isolation::Gateway) => Ok(self.clone()),
+            _ => Plugin::open_checked(Arc::clone(&self.0.checked), isolation, settings),
+        }
+    }
+
+    fn open_checked(
+        checked: Arc<load::Checked>,
+        isolation: Isolation,
+        settings: &ProcessSettings,
+    ) -> Result<Plugin, LoadError> {
         if isolation == Isolation::Gateway && checked.inspection.own_process.is_none() {
             return Plugin::load_here(checked);
         }
-        let (inspection, guarded) = (checked.inspection.clone(), checked.guarded);
         let image = Image {
-            checked,
+            checked: Arc::clone(&checked),
             settings: settings.clone(),
         };
         let first = image.start()?;
         Ok(Plugin(Arc::new(Inner {
             info: first.info.clone(),
-            inspection,
-            guarded,
+            checked,
             home: Home::There {
                 offers: first.offers,
                 image: Arc::new(image),
@@ -132,7 +151,7 @@ impl Plugin {
     pub fn load_alone(path: impl AsRef<Path>) -> Result<Plugin, LoadError> {
         let checked = load::check(path.as_ref(), &Pin::default())?;
         let loaded = load::load_alone(&checked)?;
-        Ok(Plugin::here(loaded, checked))
+        Ok(Plugin::here(loaded, Arc::new(checked)))
     }
 
     /// What it exports, if its code is in this process: for the conformance kit, which is a host of its own.
@@ -144,16 +163,15 @@ impl Plugin {
         }
     }
 
-    fn load_here(checked: load::Checked) -> Result<Plugin, LoadError> {
+    fn load_here(checked: Arc<load::Checked>) -> Result<Plugin, LoadError> {
         let loaded = load::load(&checked)?;
         Ok(Plugin::here(loaded, checked))
     }
 
-    fn here(loaded: Loaded, checked: load::Checked) -> Plugin {
+    fn here(loaded: Loaded, checked: Arc<load::Checked>) -> Plugin {
         Plugin(Arc::new(Inner {
             info: loaded.info.clone(),
-            inspection: checked.inspection,
-            guarded: checked.guarded,
+            checked,
             home: Home::Here {
                 loaded: Arc::new(loaded),
             },
@@ -169,7 +187,7 @@ impl Plugin {
     /// What the file was found to be, with its sha256.
     #[must_use]
     pub fn inspection(&self) -> &Inspection {
-        &self.0.inspection
+        &self.0.checked.inspection
     }
 
     /// Where its code runs.
@@ -206,7 +224,7 @@ impl Plugin {
     /// destroyed. After an error there is no instance any more.
     pub async fn storage(&self, config: CreateRequest) -> Result<Arc<StorageInstance>> {
         let (instance, caps) = self.make::<StorageTable>(config).await?;
-        let is_ours = !self.0.guarded;
+        let is_ours = !self.0.checked.guarded;
         Ok(Arc::new(StorageInstance::new(instance, caps, is_ours)))
     }
 

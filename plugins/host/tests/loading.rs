@@ -67,6 +67,22 @@ fn a_good_plugin_made_with_the_sdk() {
 }
 
 #[test]
+fn a_plugin_is_opened_again_from_what_was_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "kept", &[]);
+    let plugin = load(&file);
+    std::fs::remove_file(&file).unwrap();
+    for isolation in [Isolation::Process, Isolation::Gateway] {
+        let again = plugin.again(isolation, &settings()).unwrap();
+        assert_eq!(again.isolation(), isolation);
+        assert_eq!(again.info(), plugin.info());
+        let back = again.again(Isolation::Gateway, &settings()).unwrap();
+        assert_eq!(back.isolation(), Isolation::Gateway);
+        assert_eq!(back.inspection().sha256, plugin.inspection().sha256);
+    }
+}
+
+#[test]
 fn inspect_says_what_a_file_is_and_runs_none_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = probe(

@@ -43,7 +43,8 @@ impl Part for OfStorage {
         if before.is_as(config, Role::Storage)? {
             return Ok(nothing());
         }
-        let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
+        let next = before.next(config, Role::Storage);
+        let loaded = next.map_err(|error| error.to_string())?;
         let outcome = self.handle.block_on(hand_over(inner, &before, &loaded));
         // Also where the old one was made once more: it may have lost what was read from it.
         self.catalog.forget();
@@ -128,7 +129,7 @@ impl Inner {
     async fn make_store(&self, loaded: &Loaded) -> Result<Arc<StorageInstance>, String> {
         self.has_left(COMEBACK_AGAIN).await?;
         let (of, state) = (loaded.clone(), self.state.clone());
-        let making = async move { storage(&of.plugin, "store", &state, &of.config).await };
+        let making = async move { storage(&of.plugin, "store", &state, &of.section.config).await };
         let made = in_time(making, loaded.create_max).await.map_err(|not| {
             if let Some(ending) = not.ending {
                 *lock(&self.leaving) = Some(ending);

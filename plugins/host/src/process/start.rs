@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 /// What a plugin's processes are started from: bytes that were checked, and how.
 #[derive(Debug)]
 pub(crate) struct Image {
-    pub(crate) checked: Checked,
+    pub(crate) checked: Arc<Checked>,
     pub(crate) settings: ProcessSettings,
 }
 

@@ -1,0 +1,123 @@
+//! Bundled plugins are the program's: what is installed under a gateway that serves is for the next start.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{TAKEN, reload};
+use crate::alone;
+use crate::support::gateway::{House, Settings, is_root};
+
+const PLUGINS: [&str; 2] = [
+    "libskillgate_storage_fs.so",
+    "libskillgate_sandbox_process.so",
+];
+
+/// An installation, as OPERATING.md has it.
+struct Prefix {
+    program: PathBuf,
+    lib: PathBuf,
+}
+
+impl Prefix {
+    fn below(house: &House) -> Prefix {
+        let built = Path::new(env!("CARGO_BIN_EXE_skillgate"));
+        let prefix = house.path().join("prefix");
+        let [bin, lib, share] =
+            ["bin", "lib/skillgate", "share/skillgate"].map(|part| prefix.join(part));
+        for dir in [&bin, &lib, &share] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let program = bin.join("skillgate");
+        fs::copy(built, &program).unwrap();
+        let prefix = Prefix { program, lib };
+        for name in PLUGINS {
+            let bytes = fs::read(built.parent().unwrap().join("deps").join(name)).unwrap();
+            prefix.install(name, &bytes);
+        }
+        let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
+        std::os::unix::fs::symlink(policies, share.join("policies")).unwrap();
+        prefix
+    }
+
+    fn plugin(&self, name: &str) -> PathBuf {
+        self.lib.join(name)
+    }
+
+    /// As `install` does it: another file in the place of the one before.
+    fn install(&self, name: &str, bytes: &[u8]) {
+        let new = self.lib.join("new");
+        fs::write(&new, bytes).unwrap();
+        fs::rename(new, self.plugin(name)).unwrap();
+    }
+}
+
+/// Writes a configuration in which both plugins' sections are others than with another of these.
+fn configure(house: &House, isolation: &str, number: u64) {
+    let more = if is_root() {
+        String::new()
+    } else {
+        r#", downgrades = ["cgroup"]"#.to_owned()
+    };
+    house.configure(Settings {
+        server: "reload_watch_ms = 0",
+        store: &format!(", reserve_inodes = {number}"),
+        sandbox: Some(&format!("{{ pool_max = {number}{more} }}")),
+        ..Settings::default()
+    });
+    let mut text = fs::read_to_string(house.config()).unwrap();
+    for name in ["storage-fs", "sandbox-process"] {
+        let named = format!("name = {name:?}");
+        text = text.replace(&named, &format!("{named}\nisolation = {isolation:?}"));
+    }
+    fs::write(house.config(), text).unwrap();
+}
+
+/// A reload in the middle of an upgrade, as for a key that is withdrawn: it runs nothing of another version, and is not refused
+/// either, whichever half is there.
+#[test]
+fn a_reload_keeps_the_bundled_plugins_that_the_program_has_begun_with() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let prefix = Prefix::below(&house);
+    configure(&house, "gateway", 4);
+    let gateway = house.start_as(house.command_of(&prefix.program));
+    let loaded = || -> Vec<String> {
+        let log = gateway.log();
+        let lines = log.lines().filter(|line| line.contains("plugin loaded"));
+        lines.map(str::to_owned).collect()
+    };
+    let first = loaded();
+    assert_eq!(first.len(), PLUGINS.len(), "{first:?}");
+    for name in PLUGINS {
+        let mut bytes = fs::read(prefix.plugin(name)).unwrap();
+        bytes.extend_from_slice(b"the next version");
+        prefix.install(name, &bytes);
+    }
+    for (round, isolation) in [
+        (1, "gateway"),
+        (2, "process"),
+        (3, "process"),
+        (4, "gateway"),
+    ] {
+        configure(&house, isolation, 4 + round);
+        reload(&gateway, TAKEN);
+        let log = gateway.log();
+        for exchanged in [
+            "the new plugin has the store",
+            "new runs go to the new plugin",
+        ] {
+            assert_eq!(log.matches(exchanged).count() as u64, round, "{exchanged}");
+        }
+        assert_eq!(loaded(), first, "{isolation}");
+        let code = "def main(args):\n    return 'it runs'\n";
+        let ran = gateway.client().run(code, json!({})).unwrap();
+        assert_eq!(ran["output"], "it runs", "{ran}");
+        // From now on nothing is there.
+        for name in PLUGINS.map(|name| prefix.plugin(name)) {
+            let _gone_already = fs::remove_file(name);
+        }
+    }
+    gateway.stop();
+}
