@@ -23,9 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use skillgate_plugin_host::{
-    ExitGuard, LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageInstance,
-};
+use skillgate_plugin_host::{ExitGuard, LoadError, STORE_THREADS_MAX, StorageInstance};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -56,7 +54,7 @@ pub use dumps::leave_no_dump;
 pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
-use plugins::{StateDir, bundled_plugin, sandbox_name, storage};
+use plugins::{StateDir, of_shelf, sandbox_name, storage};
 use pulse::Pulse;
 pub use sections::section_problems;
 pub(crate) use signals::EndSignals;
@@ -74,6 +72,13 @@ pub enum AppError {
         name: String,
         /// Where it was looked for.
         looked: Vec<PathBuf>,
+    },
+    /// A bundled plugin is not of the program's version.
+    OtherVersion {
+        /// The plugin's file.
+        file: PathBuf,
+        /// The plugin's.
+        version: String,
     },
     /// A plugin refused to make an instance.
     Create {
@@ -125,7 +130,8 @@ impl AppError {
             | AppError::Config(_)
             | AppError::Policy(_)
             | AppError::Secrets(_)
-            | AppError::NoSuchPlugin { .. } => 3,
+            | AppError::NoSuchPlugin { .. }
+            | AppError::OtherVersion { .. } => 3,
             AppError::Load(_)
             | AppError::Create { .. }
             | AppError::InUse { .. }
@@ -152,6 +158,13 @@ impl fmt::Display for AppError {
                 write!(
                     f,
                     "; `cargo install` does not bring it: put it beside the program's directory, in lib/skillgate (OPERATING.md, Installation)"
+                )
+            }
+            AppError::OtherVersion { file, version } => {
+                let (file, ours) = (file.display(), env!("CARGO_PKG_VERSION"));
+                write!(
+                    f,
+                    "{file} is of version {version:?}, and the program of version {ours:?}, as half an upgrade leaves them: install both, the program and its plugins (OPERATING.md, Installation)"
                 )
             }
             AppError::Create { which, error } => {
@@ -320,9 +333,8 @@ async fn shelf(config: &Config, state: &StateDir) -> Result<Arc<StorageInstance>
         .map_err(AppError::io(format!("cannot write {}", builtin.display())))?;
     let mut shelves = vec![builtin];
     shelves.extend(config.skills.paths.iter().cloned());
-    let bundled = Plugin::load(bundled_plugin("storage-fs")?, &Pin::default())?;
     let settings = json!({ "read_only_skills": shelves });
-    storage(&bundled, "shelf", state, &settings).await
+    storage(&of_shelf()?, "shelf", state, &settings).await
 }
 
 /// A thread may wait for the trial of a policy; the runtime's may not.

@@ -17,7 +17,7 @@ use skillgate_plugin_sdk::model::{self, Health};
 use tower::{Layer, ServiceExt};
 
 use super::hold;
-use super::plugins::{Role, StateDir, load, sandbox, sandbox_name, storage};
+use super::plugins::{Role, StateDir, load, of_shelf, sandbox, sandbox_name, storage};
 use super::signals::Signals;
 use super::silent::heard;
 use super::swap::Ends as _;
@@ -332,6 +332,10 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
             not_opened(&root, health);
         }
         report.add("storage", plugin.as_ref(), health);
+        // Another store has its shelf from the bundled one.
+        if !is_own && let Err(error) = of_shelf() {
+            report.add("shelf", None, Err(error));
+        }
         signals.check()?;
         Ok(report)
     })

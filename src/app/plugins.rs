@@ -191,6 +191,9 @@ pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
     }
     let isolation = isolation(plugin);
     let loaded = Plugin::open(&path, &pin, isolation, &own_process(config, role))?;
+    if matches!(plugin.source, PluginSource::Name(_)) {
+        is_of_this_version(&loaded)?;
+    }
     if let Some(why) = loaded.inspection().own_process
         && isolation == Isolation::Gateway
     {
@@ -198,6 +201,26 @@ pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
     }
     tracing::info!(id = loaded.info().id, version = loaded.info().version, file = %path.display(), sha256 = loaded.inspection().sha256, isolation = ?loaded.isolation(), "plugin loaded");
     Ok(loaded)
+}
+
+/// The bundled store once more, for the operator's shelf.
+pub(super) fn of_shelf() -> Result<Plugin, AppError> {
+    let plugin = Plugin::load(bundled_plugin("storage-fs")?, &Pin::default())?;
+    is_of_this_version(&plugin)?;
+    Ok(plugin)
+}
+
+/// Program and bundled plugins are one: what a store of the program's own says is not held against anything, and one that an
+/// upgrade has left behind isolates runs as it did then.
+fn is_of_this_version(bundled: &Plugin) -> Result<(), AppError> {
+    let version = &bundled.info().version;
+    if version == env!("CARGO_PKG_VERSION") {
+        return Ok(());
+    }
+    Err(AppError::OtherVersion {
+        file: bundled.inspection().path.clone(),
+        version: version.clone(),
+    })
 }
 
 /// The same plugin from what was read of its file when it was loaded, where the configuration says.

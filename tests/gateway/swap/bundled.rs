@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::json;
 
 use super::{TAKEN, reload};
 use crate::alone;
-use crate::support::gateway::{House, Settings, is_root};
+use crate::examples::{changed, instead};
+use crate::support::gateway::{House, Settings, is_root, must_not_start};
 
 const PLUGINS: [&str; 2] = [
     "libskillgate_storage_fs.so",
@@ -120,4 +122,46 @@ fn a_reload_keeps_the_bundled_plugins_that_the_program_has_begun_with() {
         }
     }
     gateway.stop();
+}
+
+/// The program is the new one, and a plugin still the old one: it would isolate runs, or be believed, as that version was.
+#[test]
+fn half_an_upgrade_does_not_start() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let prefix = Prefix::below(&house);
+    let text = fs::read_to_string(house.config()).unwrap();
+    let store = changed(&house, "store", &[]);
+    let sandbox = changed(&house, "echo", &[]);
+    let vendors = instead(&text, r#"name = "storage-fs""#, &store);
+    assert!(store.contains("changed-store.so") && sandbox.contains("changed-echo.so"));
+    for (name, other, text) in [
+        (PLUGINS[1], "changed-echo.so", &text),
+        (PLUGINS[0], "changed-store.so", &text),
+        // The shelf is the bundled store's, too.
+        (PLUGINS[0], "changed-store.so", &vendors),
+    ] {
+        fs::write(house.config(), text).unwrap();
+        let right = fs::read(prefix.plugin(name)).unwrap();
+        prefix.install(name, &fs::read(house.path().join(other)).unwrap());
+        let (code, refused) = must_not_start(house.command_of(&prefix.program));
+        assert_eq!(code, Some(3), "{refused}");
+        let mut doctor = Command::new(&prefix.program);
+        doctor.args(["doctor", "--config"]).arg(house.config());
+        house.clean(&mut doctor);
+        let output = doctor.output().unwrap();
+        let told = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        let versions = concat!(
+            r#"is of version "1.0.0", and the program of version ""#,
+            env!("CARGO_PKG_VERSION")
+        );
+        for words in [name, versions, "install both"] {
+            assert!(refused.contains(words), "{words}: {refused}");
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        prefix.install(name, &right);
+    }
+    fs::write(house.config(), text).unwrap();
+    house.start_as(house.command_of(&prefix.program)).stop();
 }
