@@ -15,6 +15,7 @@ use regorus::Value;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::{decision, input};
 use crate::json;
 
 /// Bytes of all files of a bundle together.
@@ -252,6 +253,20 @@ impl Bundle {
         {
             let message = format!("metadata.sequence is {sequence}, not a whole number");
             return Err(BundleError::new(manifest, message));
+        }
+        // Rules about a member that this gateway does not give would say nothing, those that deny among them.
+        for (key, known) in [
+            ("input_schema", input::SCHEMA),
+            ("decision_schema", decision::SCHEMA),
+        ] {
+            if let Some(written_for) = self.manifest.metadata.get(key)
+                && written_for.as_str() != Some(known)
+            {
+                let message = format!(
+                    "metadata.{key} is {written_for}, and this gateway has {known:?}: its rules are for another version; take those for this one, or install the version that they are for"
+                );
+                return Err(BundleError::new(manifest, message));
+            }
         }
         if self.manifest.revision.is_empty() {
             // Every decision names its revision: without one of its own, the content is the name.

@@ -14,6 +14,8 @@ use skillgate_skill::{NetworkPattern, SecretName};
 use super::engine::Fault;
 use crate::config::MEMORY_BYTES_MIN;
 
+/// The version of this document.
+pub(super) const SCHEMA: &str = "skills.policy.decision/v1";
 /// Reasons of one decision that are read.
 const REASONS_MAX: usize = 32;
 /// Longest text in a reason that is passed on, in characters.

@@ -26,7 +26,7 @@ const SUBJECTS_MAX: usize = 1024;
 /// Longest arguments that rules see, in bytes of JSON.
 pub const ARGS_BYTES_MAX: usize = 64 << 10;
 /// The version of this document.
-const SCHEMA: &str = "skills.policy.input/v1";
+pub(super) const SCHEMA: &str = "skills.policy.input/v1";
 
 /// What the sandbox can do, for rules about secrets.
 #[derive(Debug, Clone)]

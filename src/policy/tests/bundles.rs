@@ -86,6 +86,21 @@ fn what_is_not_read_is_refused_by_name() {
             r#"{ "metadata": { "sequence": 1.5 } }"#,
             "not a whole number",
         ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "input_schema": "skills.policy.input/v2" } }"#,
+            r#"b/.manifest: metadata.input_schema is "skills.policy.input/v2", and this gateway has "skills.policy.input/v1""#,
+        ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "decision_schema": "skills.policy.decision/v2" } }"#,
+            "install the version that they are for",
+        ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "input_schema": 1 } }"#,
+            "metadata.input_schema is 1, and",
+        ),
         ("tests/decisions/a.json", "words", "expected value"),
     ] {
         let said = read(&[(path, text)]).unwrap_err();
@@ -101,6 +116,10 @@ fn what_is_not_read_is_refused_by_name() {
         (
             ".manifest",
             r#"{ "rego_version": 1, "metadata": { "sequence": 7 } }"#,
+        ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "input_schema": "skills.policy.input/v1", "decision_schema": "skills.policy.decision/v1" } }"#,
         ),
     ] {
         let bundle = read(&[(path, text)]).unwrap();
