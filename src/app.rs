@@ -217,11 +217,10 @@ struct App {
 }
 
 impl App {
-    /// `audit` is where it records what it does.
-    async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
+    /// `state` is held, and `audit` is where it records what it does.
+    async fn build(config: &Config, state: StateDir, audit: Audit) -> Result<App, AppError> {
         // Before the plugins: a policy that is refused should be known before a sandbox is built.
         let policy = prepared_policy(config).await?;
-        let state = StateDir::new(config)?.held(STATE_PATIENCE).await?;
         let shelf = shelf(config, &state).await?;
         let plugins = Plugins::start(config, state).await?;
         let (store, sandbox) = (plugins.storage(), plugins.sandbox());
@@ -422,10 +421,12 @@ pub fn serve(read: Read) -> Result<(), AppError> {
             .local_addr()
             .map_err(AppError::io("cannot read the listen address"))?;
         let operator = Operator::listen(config).await?;
+        // Before the audit log: who has both is waited for and named, and nobody is told to begin a log of his own.
+        let state = StateDir::new(config)?.held(STATE_PATIENCE).await?;
         let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
         // Only the listener asks for tokens; commands need no issuer to answer.
         let tokens = auth::prepare(config, auth::Clock::system()).await?;
-        let mut app = App::build(config, audit).await?;
+        let mut app = App::build(config, state, audit).await?;
         app.parts.authenticator.install(tokens);
         app.plugins.sweep().await;
         // Before it says that it serves: from then on each of them has its meaning.

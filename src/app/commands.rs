@@ -77,7 +77,8 @@ pub fn run_skill_dir(
             isolation: PluginIsolation::Gateway,
             config: json!({ "root": scratch.path().join("store") }),
         };
-        let app = App::build(&config, Audit::off()).await?;
+        let state = StateDir::new(&config)?.held(Duration::ZERO).await?;
+        let app = App::build(&config, state, Audit::off()).await?;
         let outcome = signals
             .unless_ended(run_in(&app, dir, args, blobs, timeout_ms))
             .await;

@@ -159,7 +159,7 @@ impl Lock {
             Ok(()) => Ok(Lock { file }),
             Err(TryLockError::WouldBlock) => Err(OpenError::refused(
                 &names.active,
-                "another gateway writes this log; give each gateway an audit.path of its own",
+                "another gateway writes this log: wait for it to end, or give this one an audit.path and a plugins.state_dir of its own",
             )),
             Err(TryLockError::Error(error)) => {
                 Err(OpenError::new(&names.active, "cannot lock it", error))
