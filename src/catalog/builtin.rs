@@ -15,43 +15,55 @@ const FILES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Writes it below `root`, the first directory of the operator's shelf. A file is replaced whole, so that a reader
-/// never sees half of one.
+/// Writes it below `root`, the first directory of the operator's shelf, and nothing else stays there. A file is replaced whole,
+/// so that a reader never sees half of one.
 ///
 /// # Errors
 /// What the file system says.
 pub(super) fn write(root: &Path) -> io::Result<()> {
     let dir = root.join(NAME);
     std::fs::create_dir_all(&dir)?;
+    // What another version has written would be served as the operator's own; what a start that was cut short has left is hidden,
+    // and with a hidden file in it the directory is no skill.
+    keep_only(root, &[NAME])?;
+    keep_only(&dir, &FILES.map(|(name, _)| name))?;
     for (name, text) in FILES {
         let path = dir.join(name);
         let fresh = dir.join(format!(".{name}.new"));
-        // Left by a start that was cut short. With a hidden file in it the directory is no skill.
-        remove(&fresh)?;
         if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
             continue;
         }
         let put = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path));
         if put.is_err() {
             // What could not be written is what to tell; the next start tries this again.
-            let _ = remove(&fresh);
+            let _ = std::fs::remove_file(&fresh);
         }
         put?;
     }
     Ok(())
 }
 
-/// A file that need not be there.
-fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+/// Removes what has another name than these.
+fn keep_only(dir: &Path, names: &[&str]) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if names.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        match entry.file_type()?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path())?,
+            false => std::fs::remove_file(entry.path())?,
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NAME, write};
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::{FILES, NAME, write};
 
     #[test]
     fn a_damaged_copy_is_mended() {
@@ -68,6 +80,32 @@ mod tests {
             2,
             "no leftovers"
         );
+    }
+
+    /// It would be on the operator's shelf.
+    #[test]
+    fn what_another_version_has_written_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join(NAME);
+        for old in [
+            dir.join("references"),
+            root.path().join("skills.protocol.older"),
+        ] {
+            std::fs::create_dir_all(&old).unwrap();
+            std::fs::write(old.join("SKILL.md"), "as it was").unwrap();
+        }
+        std::fs::write(dir.join("NOTES.md"), "as it was").unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), root.path().join("link")).unwrap();
+        write(root.path()).unwrap();
+        let names = |dir: &Path| {
+            let names = std::fs::read_dir(dir).unwrap();
+            let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(names(root.path()), BTreeSet::from([NAME.to_owned()]));
+        assert_eq!(names(&dir), FILES.map(|(name, _)| name.to_owned()).into());
+        assert!(elsewhere.path().is_dir(), "a link is not followed");
     }
 
     /// A directory with a hidden file in it is no skill.
