@@ -65,6 +65,16 @@ fn follow_host() -> Result<(), Box<LayerReport>> {
 
 const MOUNTS_ADVICE: &str = "Linux 5.14 or later with CAP_SYS_ADMIN, or user namespaces for ordinary users; in a container, a seccomp profile that allows mounting";
 
+/// The interpreter was asked what it needs when the instance was made, and the root may be built anew long after that.
+fn root_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "this file; where an update of Python has taken it away, start the gateway anew, so that it finds the new one"
+        }
+        _ => MOUNTS_ADVICE,
+    }
+}
+
 /// The outcome of all trials.
 pub(crate) struct Outcome {
     pub(crate) report: Vec<LayerReport>,
@@ -107,7 +117,7 @@ pub(crate) fn layers(
             Err(e) => missing(
                 Layer::Mounts,
                 format!("cannot build the root: {e}"),
-                MOUNTS_ADVICE,
+                root_advice(e),
             ),
         },
         user_namespace(ids, id),

@@ -215,10 +215,13 @@ impl Supervisor {
                     .not_before
                     .and_then(|t| t.checked_duration_since(Instant::now()))
                 {
-                    return Err(unavailable(
-                        "the launcher of runs could not be started and is tried again soon",
-                        wait,
-                    ));
+                    let mut why =
+                        "the launcher of runs could not be started and is tried again soon"
+                            .to_owned();
+                    if let Some(failed) = &state.failed {
+                        why += &format!(": {}", failed.message);
+                    }
+                    return Err(unavailable(&why, wait));
                 }
                 state = self.begin(state);
             }

@@ -1,7 +1,10 @@
 //! Before a run has begun: while a launcher starts, or its files are fetched, which may take long.
 
 use std::fs::File;
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use serde_json::json;
 
 use super::{alive, kill_9};
 use crate::basics::mount;
@@ -57,6 +60,38 @@ fn no_run_waits_for_a_launcher_beyond_its_time_or_its_cancel() {
     // The start has gone on.
     assert_eq!(instance.output("def main(args): return 1\n"), 1);
     assert_eq!(metric(&instance, "launcher_starts"), 2);
+}
+
+/// As after an update to another minor version, under a gateway that serves: nothing else would say what to do.
+#[test]
+fn a_launcher_whose_interpreter_is_gone_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let python = dir.path().join("python3");
+    let program = "import os, sys; print(os.path.realpath(sys.executable))";
+    let program = succeeds(Command::new("python3").args(["-c", program]));
+    std::fs::copy(program.trim_end(), &python).unwrap();
+    if !Command::new(&python)
+        .args(["-c", ""])
+        .status()
+        .is_ok_and(|it| it.success())
+    {
+        eprintln!("not tested: this Python cannot be copied");
+        return;
+    }
+    let instance = Instance::with(&config_with(json!({ "interpreter": python })), None);
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    std::fs::remove_file(&python).unwrap();
+    end(&instance.plugin);
+    let parts = [
+        "tried again soon",
+        python.to_str().unwrap(),
+        "start the gateway anew",
+    ];
+    eventually("it says so while the next try is not due", || {
+        let health = instance.plugin.health().unwrap();
+        assert_eq!(health.state, abi::HEALTH_DOWN, "{health:?}");
+        parts.iter().all(|part| health.message.contains(part))
+    });
 }
 
 /// Its start ends with it.
