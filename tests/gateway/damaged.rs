@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::commands::skill_list;
 use crate::policy::{hidden_is_missing, narrow, policy_in, said, skillgate};
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
@@ -58,6 +59,15 @@ fn a_damaged_skill_hides_no_other_in_a_listing() {
         .unwrap();
     assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
     gateway.stop();
+    // The operator may ask without one, as after an upgrade.
+    let (names, said) = skill_list(&house);
+    assert!(names.contains(&"many.torn".to_owned()), "{names:?}");
+    let lines = said
+        .lines()
+        .filter(|line| line.contains("it cannot be read"));
+    let told: Vec<&str> = lines.collect();
+    assert_eq!(told.len(), 1, "{said}");
+    assert!(told[0].contains("many.torn"), "{said}");
 }
 
 /// Nor does one whose files the gateway cannot read, or that are something else than files.
