@@ -63,7 +63,7 @@ use crate::telemetry::trace::Trace;
 use decision::Declared;
 use engine::{Fault, PolicySet};
 use input::Inputs;
-use load::Place;
+use load::Unkept;
 use memo::Memo;
 use outcome::Outcome;
 
@@ -313,12 +313,15 @@ struct Inner {
     confirmations: Arc<Slots>,
     samples: Arc<Semaphore>,
     metrics: OnceLock<Metrics>,
+    unkept: Unkept,
 }
 
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
-        prepared.place().iter().for_each(Place::remember);
+        let unkept = Unkept::default();
+        let place = prepared.place().into_iter();
+        place.for_each(|place| unkept.remember(place));
         Policy(Arc::new(Inner {
             active: ArcSwap::from_pointee(prepared.active),
             inputs: Inputs::new(sandbox),
@@ -331,6 +334,7 @@ impl Policy {
             confirmations: Slots::new(CONFIRMATIONS_MAX),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
             metrics: OnceLock::new(),
+            unkept,
         }))
     }
 
@@ -386,6 +390,7 @@ impl Policy {
             engine_mismatches: active.mismatches.load(Ordering::Relaxed),
             engine_mismatches_total: self.0.mismatches.load(Ordering::Relaxed),
             unconfirmed: self.0.unsampled.load(Ordering::Relaxed),
+            unkept: self.0.unkept.why(),
         }
     }
 

@@ -81,12 +81,12 @@ pub(crate) trait Part: Send + Sync {
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
 
-    /// Whether it has nothing in force any more, although it should have.
+    /// Whether it has nothing in force any more, or not on the disk what has to be there, although it should have.
     fn is_lost(&self) -> bool {
         false
     }
 
-    /// Tries to get back what was in force before it was lost, without regard to the other parts and to what is written now.
+    /// Tries to get back what was lost, as it was in force before, without regard to the other parts and to what is written now.
     ///
     /// # Errors
     /// Why it is still lost.

@@ -184,13 +184,23 @@ pub(super) fn health(
 fn rules(policy: &Policy) -> State {
     let status = policy.status();
     let (mode, revision, age_s) = (status.mode, status.revision, status.age_s);
-    if revision.is_empty() {
-        return State::Well(mode.into());
+    let text = match revision.is_empty() {
+        true => mode.to_owned(),
+        false => format!("{mode}, revision {revision} for {age_s} s"),
+    };
+    let mut wrong = String::new();
+    if status.engine_mismatches > 0 {
+        let many = status.engine_mismatches;
+        wrong += &format!("; the two engines disagreed on {many} calls");
     }
-    let text = format!("{mode}, revision {revision} for {age_s} s");
-    match status.engine_mismatches {
-        0 => State::Well(text),
-        many => State::Impaired(format!("{text}; the two engines disagreed on {many} calls")),
+    if let Some(why) = status.unkept {
+        wrong += &format!(
+            "; the sequence is not on the disk, and a restart would take an older bundle: {why}"
+        );
+    }
+    match wrong.is_empty() {
+        true => State::Well(text),
+        false => State::Impaired(text + &wrong),
     }
 }
 

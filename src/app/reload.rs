@@ -77,7 +77,8 @@ impl Part for Rules {
         "policy"
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let prepared = policy::prepare(config).map_err(|error| error.to_string())?;
+        let prepared = self.policy.prepare_next(config);
+        let prepared = prepared.map_err(|error| error.to_string())?;
         // Before the secrets are exchanged, too: what the rules before allow gets none of the new ones.
         let runs = self.runs.clone();
         let outdate = move |generation| runs.outdate(generation);
@@ -90,6 +91,13 @@ impl Part for Rules {
             }));
         };
         Ok(self.policy.exchange(prepared, outdate, in_force))
+    }
+    /// What was enforced is not forgotten before it is on the disk.
+    fn is_lost(&self) -> bool {
+        self.policy.is_unkept()
+    }
+    fn recover(&self) -> Result<(), String> {
+        self.policy.keep()
     }
     fn watched(config: &Config) -> Vec<PathBuf> {
         policy::watched(config)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -38,6 +38,8 @@ pub struct Status {
     pub engine_mismatches_total: u64,
     /// Allowed calls that were to be confirmed in the background and were not, since too many were waiting.
     pub unconfirmed: u64,
+    /// Why the disk does not have the place, in the order of revisions, of what was enforced last.
+    pub unkept: Option<String>,
 }
 
 /// A policy that passed its trial and waits to be put in force.
@@ -96,17 +98,47 @@ impl Prepared {
 }
 
 /// What is to be remembered, and where.
+#[derive(Debug, Clone)]
 pub(super) struct Place {
     last: Last,
     file: PathBuf,
 }
 
-impl Place {
-    /// So that a restart does not forget it.
-    pub(super) fn remember(&self) {
-        if let Err(error) = write_last(&self.file, &self.last) {
-            tracing::error!(%error, file = %self.file.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
+/// The place of what was enforced last, as long as it could not be written, and why. What comes next has to follow it all the same.
+#[derive(Debug, Default)]
+pub(super) struct Unkept(Mutex<Option<(Place, String)>>);
+
+impl Unkept {
+    /// So that a restart does not forget it. Where that fails, this process does not forget it at least.
+    pub(super) fn remember(&self, place: Place) {
+        let file = place.file.display().to_string();
+        if let Err(why) = self.write(place) {
+            tracing::error!(
+                error = why,
+                file,
+                "the policy's sequence could not be kept: until it is, a restart would take an older bundle"
+            );
         }
+    }
+
+    /// Not with the lock held: the disk may hang, and whoever asks for health must not.
+    fn write(&self, place: Place) -> Result<(), String> {
+        let written = write_last(&place.file, &place.last).map_err(|error| error.to_string());
+        *self.lock() = written.clone().err().map(|why| (place, why));
+        written
+    }
+
+    pub(super) fn why(&self) -> Option<String> {
+        self.lock().as_ref().map(|(_, why)| why.clone())
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.lock().as_ref().map(|(place, _)| place.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Place, String)>> {
+        // What is inside is replaced as a whole, so it is good whenever it can be seen.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,8 +215,10 @@ pub(super) fn load(
     for warning in &report.warnings {
         tracing::warn!(warning, "something in the policy has no effect");
     }
-    if !policy.allow_rollback {
-        follows(&set, &state_dir.join(LAST), &policy.path)?;
+    if !policy.allow_rollback
+        && let Some(last) = read_last(&state_dir.join(LAST))?
+    {
+        follows(&set, &last, &policy.path)?;
     }
     Ok((set, report))
 }
@@ -201,12 +235,10 @@ pub(super) fn refused(place: &str, problems: &[String]) -> BundleError {
     }
 }
 
-/// A signature says who made a bundle, not that it is the newest: `metadata.sequence` never goes back, and two
-/// contents never share one.
-fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError> {
+fn read_last(last: &Path) -> Result<Option<Last>, BundleError> {
     let text = match fs::read_to_string(last) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
             return Err(BundleError::new(
                 last.display(),
@@ -214,12 +246,17 @@ fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError>
             ));
         }
     };
-    let last: Last = serde_json::from_str(&text).map_err(|error| {
+    serde_json::from_str(&text).map(Some).map_err(|error| {
         BundleError::new(
             last.display(),
             format!("is broken ({error}); if that is known, remove it"),
         )
-    })?;
+    })
+}
+
+/// A signature says who made a bundle, not that it is the newest: `metadata.sequence` never goes back, and two
+/// contents never share one.
+fn follows(set: &PolicySet, last: &Last, path: &Path) -> Result<(), BundleError> {
     let follows = match set.sequence {
         None => false,
         Some(sequence) if sequence == last.sequence => set.digest == last.sha256,
@@ -241,6 +278,39 @@ fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError>
 }
 
 impl Policy {
+    /// As [`prepare`], for one that comes behind this one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_next(&self, config: &Config) -> Result<Prepared, BundleError> {
+        let prepared = prepare(config)?;
+        if !config.policy.allow_rollback
+            && let (Some(set), Some(place)) = (&prepared.active.set, self.0.unkept.place())
+        {
+            follows(set, &place.last, &config.policy.path)?;
+        }
+        Ok(prepared)
+    }
+
+    /// Whether the disk lacks the place, in the order of revisions, of what was enforced last.
+    pub fn is_unkept(&self) -> bool {
+        self.0.unkept.place().is_some()
+    }
+
+    /// Writes it again.
+    ///
+    /// # Errors
+    /// Why it is still not there.
+    pub fn keep(&self) -> Result<(), String> {
+        let Some(place) = self.0.unkept.place() else {
+            return Ok(());
+        };
+        let file = place.file.display().to_string();
+        self.0.unkept.write(place).map_err(|why| {
+            format!("its rules are in force, and their sequence cannot be kept in {file}: {why}")
+        })
+    }
+
     /// Puts a prepared policy in force, in a reload. `outdate` hears of the generation of new rules before anything of the reload is
     /// in place, and `in_force` when the rules are.
     ///
@@ -252,7 +322,7 @@ impl Policy {
         outdate: impl FnOnce(u64) + Send + 'static,
         in_force: impl FnOnce() + Send + 'static,
     ) -> Install {
-        let (policy, place) = (self.clone(), prepared.place());
+        let (policy, memory, place) = (self.clone(), self.clone(), prepared.place());
         let next = self.next_generation(&prepared);
         Install::new(move || {
             policy.install(prepared);
@@ -260,7 +330,8 @@ impl Policy {
         })
         .preceded_by(move || {
             if let Some(generation) = next {
-                place.into_iter().for_each(|place| place.remember());
+                let place = place.into_iter();
+                place.for_each(|place| memory.0.unkept.remember(place));
                 outdate(generation);
             }
         })

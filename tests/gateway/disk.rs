@@ -15,8 +15,10 @@ use crate::policy::policy_in;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, must_not_start, signal};
 use crate::support::http::Client;
+use crate::swap::{TAKEN, readyz, reload};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const REFUSED: &str = "reload refused";
 const CODE: &str = "def main(args):\n    return 1\n";
 
 /// A gateway for which no sync of `path` (its end) succeeds while `switch` is there.
@@ -350,17 +352,23 @@ fn a_write_that_hangs_holds_up_nobody_who_needs_no_record() {
     assert_holds(&house);
 }
 
-/// Else a power cut would take away which rules were in force, and older ones would be taken.
+/// Else a power cut would take away which rules were in force, and older ones would be taken. The process that enforces them knows
+/// it all the same, and goes on trying.
 #[test]
 fn rules_that_are_not_durably_remembered_are_told_of() {
     let _alone = alone();
     let house = House::new(Settings {
+        server: "reload_watch_ms = 0",
         extra: "[policy]\npath = \"policies\"",
         ..Settings::default()
     });
     let policies = policy_in(&house, |_| ());
-    let manifest = json!({ "revision": "r7", "roots": ["skills"], "metadata": { "sequence": 7 } });
-    fs::write(policies.join(".manifest"), manifest.to_string()).unwrap();
+    let publish = |sequence: u64| {
+        let metadata = json!({ "sequence": sequence });
+        let manifest = json!({ "revision": "r", "roots": ["skills"], "metadata": metadata });
+        fs::write(policies.join(".manifest"), manifest.to_string()).unwrap();
+    };
+    publish(7);
     let (last, switch) = (
         house.path().join("state/policy/last.json"),
         house.path().join("the-disk-fails"),
@@ -379,6 +387,34 @@ fn rules_that_are_not_durably_remembered_are_told_of() {
     let gateway = house.start_as(failing_sync(&house, Path::new("/state/policy"), &switch));
     eventually("it is remembered", PATIENCE, || last.exists());
     assert!(!gateway.log().contains(said));
+    gateway.stop();
+
+    let gateway = house.start_as(failing_sync(&house, Path::new("/state/policy/"), &switch));
+    let is_kept = |sequence: u64| {
+        let kept: Value = serde_json::from_slice(&fs::read(&last).unwrap()).unwrap();
+        kept["sequence"] == sequence
+    };
+    let is_shown = |text: &str| eventually(text, PATIENCE, || readyz(&gateway).1.contains(text));
+    fs::write(&switch, "").unwrap();
+    publish(8);
+    reload(&gateway, TAKEN);
+    assert!(gateway.log().contains(said) && is_kept(7));
+    is_shown("[!]policy impaired: enforce, revision r for");
+    is_shown(
+        "the sequence is not on the disk, and a restart would take an older bundle: Input/output error",
+    );
+    publish(7);
+    reload(&gateway, REFUSED);
+    let why = "metadata.sequence is 7, and 8 of revision \"r\" was in force already";
+    assert!(
+        gateway.log().contains(&why.replace('"', "\\\"")),
+        "{}",
+        gateway.said()
+    );
+    fs::remove_file(&switch).unwrap();
+    reload(&gateway, REFUSED);
+    eventually("it is remembered", PATIENCE, || is_kept(8));
+    is_shown("[+]policy ok");
     gateway.stop();
 }
 

@@ -68,7 +68,7 @@ fn no_rules_begin_anything_while_the_other_parts_are_exchanged() {
 }
 
 #[test]
-fn a_number_that_cannot_be_kept_is_said_and_keeps_no_rules_away() {
+fn a_number_that_cannot_be_kept_is_said_keeps_no_rules_away_and_is_kept_later() {
     let dir = tempfile::tempdir().unwrap();
     // No directory can be made here.
     fs::write(dir.path().join("policy"), "").unwrap();
@@ -82,6 +82,22 @@ fn a_number_that_cannot_be_kept_is_said_and_keeps_no_rules_away() {
         said.contains("the policy's sequence could not be kept"),
         "{said}"
     );
+    assert!(policy.is_unkept() && policy.status().unkept.is_some());
+    // What has no place in the order takes none.
+    let shadow = numbered_in(
+        PolicyMode::Shadow,
+        "decision := {}",
+        9,
+        dir.path().join(LAST),
+    );
+    exchanged(&policy, shadow);
+    let why = policy.keep().unwrap_err();
+    assert!(why.contains("last.json: "), "{why}");
+    fs::remove_file(dir.path().join("policy")).unwrap();
+    policy.keep().unwrap();
+    assert!(!policy.is_unkept() && policy.status().unkept.is_none());
+    let kept = fs::read_to_string(dir.path().join(LAST)).unwrap();
+    assert!(kept.contains("\"sequence\":7"), "{kept}");
 }
 
 /// Else what was enforced before the trial could not be enforced after it.
