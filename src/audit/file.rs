@@ -296,6 +296,13 @@ pub(super) struct Active {
     inode: (u64, u64),
 }
 
+/// Where a file ends that could not be cut there: behind it may be records of which nobody was told that they are written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Uncut {
+    bytes: u64,
+    inode: (u64, u64),
+}
+
 /// What was found when a log was opened.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -353,19 +360,20 @@ impl Active {
 
     /// Opens it again while the gateway runs: after a failure, or when somebody has moved it away or cut it. Where the
     /// chain ends is known, so what is in the file counts only for where to write.
-    pub(super) fn reopen(names: &Names) -> io::Result<Active> {
+    pub(super) fn reopen(names: &Names, uncut: Option<Uncut>) -> io::Result<Active> {
         let mut file = open_regular(&names.active)?;
-        let bytes = match tail(&mut file)? {
+        let mut bytes = match tail(&mut file)? {
             Ok(tail) => tail.whole_bytes,
             // Not ours to repair now; `verify` will say what is wrong with it.
             Err(_) => file.seek(SeekFrom::End(0))?,
         };
         let meta = file.metadata()?;
-        let mut active = Active {
-            file,
-            bytes,
-            inode: (meta.dev(), meta.ino()),
-        };
+        let inode = (meta.dev(), meta.ino());
+        // The next record takes the number of the first that is behind it.
+        if let Some(uncut) = uncut.filter(|uncut| uncut.inode == inode) {
+            bytes = bytes.min(uncut.bytes);
+        }
+        let mut active = Active { file, bytes, inode };
         active.cut()?;
         sync_dir(&names.dir)?;
         Ok(active)
@@ -388,23 +396,22 @@ impl Active {
         self.file = file;
     }
 
-    /// Appends whole records. When it fails nothing of them stays, as far as the system lets us.
-    pub(super) fn append(&mut self, records: &[u8]) -> io::Result<()> {
-        let written = self.file.write_all(records);
-        if written.is_err() {
-            // Half a record would be taken for the work of a crash; the next opening tries again.
-            let _ = self.cut();
-            return written;
+    /// Appends whole records, durably where they are to be synced. When it fails all or a part of them may be there.
+    pub(super) fn append(&mut self, records: &[u8], synced: bool) -> io::Result<()> {
+        self.file.write_all(records)?;
+        if synced {
+            self.sync()?;
         }
         self.bytes += records.len() as u64;
         Ok(())
     }
 
-    /// Takes the last append back: its records could not be made durable, and nobody was told that they are there.
-    pub(super) fn take_back(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_sub(bytes);
-        // It is opened again before the next write.
-        let _ = self.cut();
+    /// Takes back an append that has failed. What cannot be cut off is before the next write, in [`Active::reopen`].
+    pub(super) fn take_back(mut self) -> Option<Uncut> {
+        self.cut().err().map(|_| Uncut {
+            bytes: self.bytes,
+            inode: self.inode,
+        })
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
@@ -432,7 +439,7 @@ impl Active {
             return Err(io::Error::other(format!("{name} is there already")));
         }
         fs::rename(&names.active, &full)?;
-        let mut next = Active::reopen(names)?;
+        let mut next = Active::reopen(names, None)?;
         // Whoever was let read the last file may read the next.
         let _ = next
             .file

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::chain::Head;
-use super::file::{Active, Lock, Names, OpenError, make_dir};
+use super::file::{Active, Lock, Names, OpenError, Uncut, make_dir};
 use super::memory::{Memory, goes_on};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
@@ -114,6 +114,8 @@ pub(super) struct Writer {
     head: Head,
     /// None after a failure: it is opened again before the next write.
     active: Option<Active>,
+    /// What the failure has left behind the end of the file.
+    uncut: Option<Uncut>,
     /// Since when something is written that is not synced.
     unsynced: Option<Instant>,
     /// Records since the start that were to be written and were not.
@@ -159,6 +161,7 @@ impl Writer {
             state,
             head,
             active: Some(found.active),
+            uncut: None,
             unsynced: None,
             unwritten: 0,
             is_behind: false,
@@ -361,8 +364,9 @@ impl Writer {
         let is_new = self.active.is_none();
         let mut active = match self.active.take() {
             Some(active) => active,
-            None => Active::reopen(&self.names)?,
+            None => Active::reopen(&self.names, self.uncut)?,
         };
+        self.uncut = None;
         if is_new || self.is_behind || self.was_full || !self.late.is_empty() {
             seal(&mut head, &self.resumed(gone), &now, &mut out);
         }
@@ -387,11 +391,8 @@ impl Writer {
                 Err(error) => return Err(error),
             }
         }
-        active.append(&out)?;
-        if self.fsync == Fsync::Always
-            && let Err(error) = active.sync()
-        {
-            active.take_back(out.len() as u64);
+        if let Err(error) = active.append(&out, self.fsync == Fsync::Always) {
+            self.uncut = active.take_back();
             return Err(error);
         }
         self.unsynced = self.unsynced.or_else(|| Some(Instant::now()));

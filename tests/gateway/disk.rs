@@ -68,12 +68,18 @@ struct Failing {
 impl Failing {
     /// `audit`: keys of `[audit]`.
     fn start(audit: &str) -> Failing {
+        Failing::start_with(audit, |_| ())
+    }
+
+    /// With more that ails the disk.
+    fn start_with(audit: &str, more: impl FnOnce(&mut Command)) -> Failing {
         let house = House::new(Settings {
             extra: &format!("[audit]\n{audit}\n"),
             ..Settings::default()
         });
         let switch = house.path().join("the-disk-fails");
-        let command = failing_sync(&house, Path::new("/audit.jsonl"), &switch);
+        let mut command = failing_sync(&house, Path::new("/audit.jsonl"), &switch);
+        more(&mut command);
         let gateway = house.start_as(command);
         Failing {
             house,
@@ -253,6 +259,36 @@ fn a_record_that_is_not_durable_is_none() {
             .as_str()
             .unwrap()
             .contains("Input/output"),
+        "{}",
+        resumed[0]
+    );
+}
+
+/// Nor can it be taken back, for as long as the disk fails: it is whole, and in the file, and nobody was told of it. What comes behind
+/// it then must not have its number.
+#[test]
+fn a_record_that_cannot_be_taken_back_is_not_in_the_chain() {
+    let _alone = alone();
+    let failing = Failing::start_with("fsync = \"always\"", |command| {
+        command.env("FAIL_CUT_OF", "/audit.jsonl");
+    });
+    failing.gateway.client().run(CODE, json!({})).unwrap();
+    let before = fs::metadata(path(&failing.house)).unwrap().len();
+    failing.fail();
+    assert_eq!(failing.refusal("run_code", code()).0, "policy_denied");
+    let left = fs::metadata(path(&failing.house)).unwrap().len();
+    assert!(left > before, "it is in the file: {before} to {left} bytes");
+    let failures = failing.metric("skillgate_audit_failures_total");
+    eventually("it is tried again", PATIENCE, || {
+        failing.metric("skillgate_audit_failures_total") > failures
+    });
+    failing.mend();
+    eventually("it is ready by itself", PATIENCE, || failing.ready());
+    failing.gateway.client().run(CODE, json!({})).unwrap();
+    let resumed = failing.resumed();
+    assert_eq!(resumed.len(), 1, "{resumed:?}");
+    assert!(
+        resumed[0]["unwritten"].as_u64() >= Some(1),
         "{}",
         resumed[0]
     );
