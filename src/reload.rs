@@ -9,7 +9,7 @@
 
 mod look;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::any::Any;
 use std::fmt;
@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use tokio::signal::unix::Signal;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::config::{Config, ConfigErrors};
@@ -26,13 +27,16 @@ use crate::telemetry::health::State;
 use crate::telemetry::metrics::Page;
 use look::{WATCHED_FILES_MAX, fingerprint};
 
-/// How long after a try a part that is lost is tried again.
+/// How long after a try a part that is lost is tried again, and so is what the machine had no room for.
 const LOST_AGAIN: Duration = Duration::from_secs(60);
 /// One that goes on for longer than this, or the look before it, is shown: something that it reads hangs, a disk or a network,
 /// and until it has ended nothing else is taken.
 const SLOW_AFTER: Duration = Duration::from_secs(60);
 /// What these sections say beyond the parts' own is read once, at the start.
 const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
+
+/// Of a reload, or a look before it, that did not begin.
+const NO_THREAD: &str = "the system has no thread for it (ulimit -u, pids.max): it is tried again";
 
 type Step = Box<dyn FnOnce() + Send>;
 
@@ -81,6 +85,12 @@ pub(crate) trait Part: Send + Sync {
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
 
+    /// Whether what it has refused last says nothing of what is written: the machine lacked something, a process or a thread. It is
+    /// tried again.
+    fn is_short(&self) -> bool {
+        false
+    }
+
     /// Whether it has nothing in force any more, or not on the disk what has to be there, although it should have.
     fn is_lost(&self) -> bool {
         false
@@ -109,6 +119,8 @@ pub(crate) struct Status {
     pub refused: u64,
     /// Why the last one was refused; `None` when it was taken.
     pub error: Option<String>,
+    /// Not because of what is written: it may be taken when it is tried again.
+    pub is_passing: bool,
     /// Since when one goes on, or a look at the files.
     pub since: Option<Instant>,
 }
@@ -160,6 +172,19 @@ struct Known {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report(Arc<Mutex<Status>>);
 
+/// Why one is refused.
+struct Refusal {
+    why: String,
+    is_passing: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        let is_passing = false;
+        Refusal { why, is_passing }
+    }
+}
+
 /// See [`Report::begin`].
 struct GoesOn<'a>(&'a Report);
 
@@ -194,6 +219,22 @@ impl Report {
     /// How the last reload went.
     pub(crate) fn status(&self) -> Status {
         lock(&self.0).clone()
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        let Refusal { why, is_passing } = refusal;
+        // Whoever has read the line finds it in the status.
+        let mut status = lock(&self.0);
+        tracing::error!(
+            reason = why,
+            "reload refused: serving on with the last good state, and keys and secrets of before still count"
+        );
+        status.refused += 1;
+        (status.error, status.is_passing) = (Some(why), is_passing);
+    }
+
+    fn is_passing(&self) -> bool {
+        lock(&self.0).is_passing
     }
 
     /// Something of it begins, and goes on until what this gives is dropped.
@@ -296,26 +337,23 @@ impl Reload {
         let _goes_on = self.0.report.begin();
         // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
         let taken = catch_unwind(AssertUnwindSafe(|| self.take(known)));
-        let result = taken.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        let error = result.as_ref().err().cloned();
-        let mut status = lock(&self.0.report.0);
-        match &error {
-            None => {
-                status.taken += 1;
+        let taken = taken.unwrap_or_else(|panic| Err(panicked(&*panic).into()));
+        let result = match taken {
+            Ok(()) => {
+                let mut status = lock(&self.0.report.0);
                 tracing::info!(
                     "reloaded: keys, policies, limits, secrets and plugins as they are now"
                 );
+                status.taken += 1;
+                (status.error, status.is_passing) = (None, false);
+                Ok(())
             }
-            Some(reason) => {
-                status.refused += 1;
-                tracing::error!(
-                    reason,
-                    "reload refused: serving on with the last good state, and keys and secrets of before still count"
-                );
+            Err(refusal) => {
+                let why = refusal.why.clone();
+                self.0.report.refuse(refusal);
+                Err(why)
             }
-        }
-        status.error = error;
-        drop(status);
+        };
         self.recover();
         result
     }
@@ -323,7 +361,8 @@ impl Reload {
     /// Tries again what is lost. What was refused may be what brings it back, so all of that is tried again, too, if it `stands`
     /// still.
     fn again(&self, stands: bool) {
-        let is_refused = lock(&self.0.state).refused.is_some();
+        // One that did not begin has read nothing.
+        let is_refused = lock(&self.0.state).refused.is_some() || self.0.report.is_passing();
         if stands && is_refused {
             // Said in the log and in the status.
             let _ = self.now();
@@ -346,7 +385,7 @@ impl Reload {
         }
     }
 
-    fn take(&self, known: &mut Known) -> Result<(), String> {
+    fn take(&self, known: &mut Known) -> Result<(), Refusal> {
         let source = &self.0.source;
         // Whatever comes of it, it is not tried again before something has changed from here on.
         known.refused = None;
@@ -355,9 +394,10 @@ impl Reload {
         let config = &known.refused.insert(seen).config;
         let mut installs = Vec::with_capacity(self.0.parts.len());
         for part in &self.0.parts {
-            let install = part
-                .prepare(config)
-                .map_err(|why| format!("{}: {why}", part.name()))?;
+            let install = part.prepare(config).map_err(|why| Refusal {
+                why: format!("{}: {why}", part.name()),
+                is_passing: part.is_short(),
+            })?;
             installs.push(install);
         }
         for section in frozen(&self.0.started_with, config) {
@@ -399,8 +439,9 @@ impl Reload {
     }
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
-    /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost. `interval` zero: on SIGHUP
-    /// only. Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
+    /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost, and what the machine had no room for.
+    /// `interval` zero: on SIGHUP only, and what that has asked for. Ends with `stop`, and not in the middle of a reload:
+    /// that is on a thread, which nothing can call back.
     pub(crate) async fn follow(
         self,
         mut hangup: Signal,
@@ -415,35 +456,73 @@ impl Reload {
                 () = &mut stop => return,
                 _ = hangup.recv() => true,
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
+                () = tokio::time::sleep_until(tried + LOST_AGAIN), if self.0.report.is_passing() => false,
             };
-            let changed = self.blocking(Reload::changed).await.flatten();
+            let looked = self.blocking(Reload::changed).await;
+            if looked.is_err() {
+                tracing::error!(reason = NO_THREAD, "cannot look for changes");
+            }
+            let changed = looked.ok().flatten().flatten();
             let is_new = changed.is_some() && changed == before;
             let is_lost = || self.0.parts.iter().any(|part| part.is_lost());
-            if asked || is_new {
+            let begun = if asked || is_new {
                 // Said in the log and in the status.
-                let _ = self.blocking(Reload::now).await;
-                tried = Instant::now();
-            } else if tried.elapsed() >= LOST_AGAIN && is_lost() {
+                Some(self.blocking(|reload| drop(reload.now())).await)
+            } else if tried.elapsed() >= LOST_AGAIN && (self.0.report.is_passing() || is_lost()) {
                 let stands = changed.is_none();
-                self.blocking(move |reload| reload.again(stands)).await;
+                Some(self.blocking(move |reload| reload.again(stands)).await)
+            } else {
+                None
+            };
+            if let Some(begun) = begun {
                 tried = Instant::now();
+                if begun.is_err() {
+                    self.0.report.refuse(Refusal {
+                        why: NO_THREAD.into(),
+                        is_passing: true,
+                    });
+                }
             }
             before = changed;
         }
     }
 
     /// `None` when the work has panicked.
+    ///
+    /// # Errors
+    /// There is no thread for it, and it is not begun.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reload) -> T + Send + 'static,
-    ) -> Option<T> {
+    ) -> Result<Option<T>, NoThread> {
         let this = self.clone();
-        let outcome = tokio::task::spawn_blocking(move || work(&this)).await;
-        outcome
-            .inspect_err(|error| tracing::error!(%error, "a reload ended early"))
-            .ok()
+        let (done, outcome) = oneshot::channel();
+        let work = Arc::new(Mutex::new(Some(work)));
+        let taken = work.clone();
+        let work_on = move || {
+            // One that is forsaken stays in the runtime's queue.
+            let Some(work) = lock(&taken).take() else {
+                return;
+            };
+            // Whoever asked may have ended.
+            let _ = done.send(work(&this));
+        };
+        // Without a thread of its own, and of the system's, the runtime panics.
+        let begun = catch_unwind(AssertUnwindSafe(|| {
+            drop(tokio::task::spawn_blocking(work_on));
+        }));
+        if begun.is_err() && lock(&work).take().is_some() {
+            return Err(NoThread);
+        }
+        let outcome = outcome.await;
+        Ok(outcome
+            .inspect_err(|_| tracing::error!("a reload ended early"))
+            .ok())
     }
 }
+
+/// See [`NO_THREAD`].
+struct NoThread;
 
 /// The log has the place, as of every panic.
 fn panicked(panic: &(dyn Any + Send)) -> String {

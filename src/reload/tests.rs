@@ -1,5 +1,7 @@
 //! What is taken, what is refused, and when somebody looks.
 
+pub(crate) mod shortage;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
