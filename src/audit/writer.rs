@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
@@ -17,7 +18,7 @@ use super::memory::{Memory, goes_on};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
 use super::{APPEND_TIMEOUT, State, Unwritten};
-use crate::config::{self, Fsync};
+use crate::config::{self, Fsync, OnAuditFailure};
 
 /// Bytes of records that are written at once: behind so many a batch takes none.
 const BATCH_BYTES_MAX: usize = 1 << 20;
@@ -116,6 +117,8 @@ pub(super) struct Writer {
     active: Option<Active>,
     /// What the failure has left behind the end of the file.
     uncut: Option<Uncut>,
+    /// The first record of this life, until it is written.
+    started: Option<Encoded>,
     /// Since when something is written that is not synced.
     unsynced: Option<Instant>,
     /// Records since the start that were to be written and were not.
@@ -162,6 +165,7 @@ impl Writer {
             head,
             active: Some(found.active),
             uncut: None,
+            started: None,
             unsynced: None,
             unwritten: 0,
             is_behind: false,
@@ -191,11 +195,14 @@ impl Writer {
             );
         }
         // A disk that is full is better known now than at the first call.
-        let record = writer.event("started", &more);
-        writer
-            .commit([&record])
-            .and_then(|()| writer.sync())
-            .map_err(|error| OpenError::new(&path, "cannot write it", error))?;
+        writer.started = Some(writer.event("started", &more));
+        if let Err(error) = writer.commit([]).and_then(|()| writer.sync()) {
+            let goes_on = settings.on_failure == OnAuditFailure::Continue && is_of_the_disk(&error);
+            if !goes_on {
+                return Err(OpenError::new(&path, "cannot write it", error));
+            }
+            writer.fail(&error);
+        }
         // Before anybody has a record: what is written from now on is behind what was remembered.
         if !writer.remember(false) {
             Memory::forget(&writer.names);
@@ -367,6 +374,9 @@ impl Writer {
             None => Active::reopen(&self.names, self.uncut)?,
         };
         self.uncut = None;
+        if let Some(started) = &self.started {
+            seal(&mut head, started, &now, &mut out);
+        }
         if is_new || self.is_behind || self.was_full || !self.late.is_empty() {
             seal(&mut head, &self.resumed(gone), &now, &mut out);
         }
@@ -399,7 +409,7 @@ impl Writer {
         self.active = Some(active);
         self.head = head;
         (self.is_behind, self.was_full) = (false, false);
-        self.late.clear();
+        (self.started, self.late) = (None, Vec::new());
         if is_first {
             self.remember_a_new_file();
         }
@@ -549,6 +559,12 @@ impl Desk {
             let _ = done.send(());
         }
     }
+}
+
+/// It is full, or a quota is, or it fails: as it may at any time, it may when a gateway starts.
+fn is_of_the_disk(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOSPC | Errno::DQUOT | Errno::IO))
 }
 
 fn seal(head: &mut Head, record: &Encoded, now: &str, out: &mut Vec<u8>) {

@@ -335,6 +335,50 @@ fn an_operator_may_choose_to_go_on_without_records() {
     assert_eq!(resumed[0]["unwritten"], 7);
 }
 
+/// Who goes on without records while the disk fails does not end for good where it fails at a restart.
+#[test]
+fn a_start_without_records_is_refused_unless_an_operator_has_chosen_to_go_on() {
+    let _alone = alone();
+    let configured = |audit| Settings {
+        extra: audit,
+        ..Settings::default()
+    };
+    let house = House::new(configured("[audit]\nfsync = \"always\"\n"));
+    let switch = house.path().join("the-disk-fails");
+    let command = || failing_sync(&house, Path::new("/audit.jsonl"), &switch);
+    house.start_as(command()).stop();
+    fs::write(&switch, "").unwrap();
+    let (code, said) = must_not_start(command());
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("cannot write it: Input/output"), "{said}");
+
+    let continues = "[audit]\nfsync = \"always\"\non_failure = \"continue\"\n";
+    house.configure(configured(continues));
+    let gateway = house.start_as(command());
+    gateway.client().run(CODE, json!({})).unwrap();
+    let is_shown = |text: &str| eventually(text, PATIENCE, || readyz(&gateway).1.contains(text));
+    is_shown("[!]audit impaired: records are lost: Input/output error");
+    fs::remove_file(&switch).unwrap();
+    is_shown("[+]audit ok");
+    gateway.client().run(CODE, json!({})).unwrap();
+    gateway.stop();
+    assert_holds(&house);
+    let lines = lines(&path(&house));
+    let mut events = lines.iter().filter(|line| line["kind"] == "log");
+    for (event, unwritten) in [
+        ("started", 0),
+        ("stopped", 0),
+        ("started", 0),
+        ("resumed", 2),
+    ] {
+        let next = events.next().unwrap();
+        assert_eq!(
+            (&next["event"], &next["unwritten"]),
+            (&event.into(), &unwritten.into())
+        );
+    }
+}
+
 /// With `fsync = "interval"` a record counts before it is synced: what a failing sync tells comes later, and then counts.
 #[test]
 fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
