@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
@@ -31,6 +32,7 @@ pub(super) fn reload(seen: Seen, source: Source, parts: &mut Parts, plugins: &Pl
             Box::new(runs.secrets().clone()),
             Box::new(Rules {
                 policy: parts.policy.clone(),
+                is_short: AtomicBool::new(false),
                 runs,
                 handle: handle.clone(),
             }),
@@ -68,6 +70,8 @@ pub(super) fn watched(config: &Config) -> Vec<PathBuf> {
 /// The policy, and what runs hold on the strength of it.
 struct Rules {
     policy: Policy,
+    /// Their trial was not held, or was killed.
+    is_short: AtomicBool,
     runs: Runs,
     handle: Handle,
 }
@@ -78,6 +82,8 @@ impl Part for Rules {
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let prepared = self.policy.prepare_next(config);
+        let is_short = prepared.as_ref().is_err_and(|error| error.is_passing);
+        self.is_short.store(is_short, Ordering::Relaxed);
         let prepared = prepared.map_err(|error| error.to_string())?;
         // Before the secrets are exchanged, too: what the rules before allow gets none of the new ones.
         let runs = self.runs.clone();
@@ -91,6 +97,9 @@ impl Part for Rules {
             }));
         };
         Ok(self.policy.exchange(prepared, outdate, in_force))
+    }
+    fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
     }
     /// What was enforced is not forgotten before it is on the disk.
     fn is_lost(&self) -> bool {

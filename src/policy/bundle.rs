@@ -43,6 +43,8 @@ pub struct BundleError {
     pub place: String,
     /// What is wrong, and what to do.
     pub message: String,
+    /// Not because of what is in it: the machine had no room for its trial, and may have later.
+    pub is_passing: bool,
 }
 
 impl BundleError {
@@ -50,6 +52,7 @@ impl BundleError {
         BundleError {
             place: place.to_string(),
             message: message.into(),
+            is_passing: false,
         }
     }
 }

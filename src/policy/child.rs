@@ -50,7 +50,7 @@ enum Verdict {
 /// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 enum NoVerdict {
-    #[error("the trial could not be held: {0}")]
+    #[error("the trial could not be held, not because of what is in it: {0}")]
     NotHeld(#[from] std::io::Error),
     #[error(
         "its trial took longer than {} s: a rule or a literal in it is too complicated",
@@ -68,18 +68,51 @@ enum NoVerdict {
     EndedEarly(ExitStatus),
 }
 
+impl NoVerdict {
+    /// It says nothing of what is in the bundle: the machine had no room for the trial, and may have later.
+    fn is_passing(&self) -> bool {
+        matches!(self, NoVerdict::NotHeld(_) | NoVerdict::Killed)
+    }
+}
+
+/// Why a bundle has not passed.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) problems: Vec<String>,
+    /// See [`BundleError::is_passing`](super::BundleError::is_passing).
+    pub(super) is_passing: bool,
+}
+
+impl From<Vec<String>> for Failed {
+    fn from(problems: Vec<String>) -> Self {
+        Failed {
+            problems,
+            is_passing: false,
+        }
+    }
+}
+
+impl From<NoVerdict> for Failed {
+    fn from(error: NoVerdict) -> Self {
+        Failed {
+            problems: vec![error.to_string()],
+            is_passing: error.is_passing(),
+        }
+    }
+}
+
 /// Tries a bundle with `program`, this program itself.
 pub(super) fn run(
     program: &Path,
     files: &Files,
     place: &str,
     instructions_max: u64,
-) -> Result<Report, Vec<String>> {
+) -> Result<Report, Failed> {
     let mut texts = Vec::with_capacity(files.contents.len());
     for (path, bytes) in &files.contents {
         match std::str::from_utf8(bytes) {
             Ok(text) => texts.push((path.clone(), text.to_owned())),
-            Err(_) => return Err(vec![format!("{place}/{path}: is not UTF-8 text")]),
+            Err(_) => return Err(vec![format!("{place}/{path}: is not UTF-8 text")].into()),
         }
     }
     let task = Task {
@@ -89,7 +122,7 @@ pub(super) fn run(
         left_out: files.left_out.clone(),
     };
     let task: Arc<[u8]> = serde_json::to_vec(&task)
-        .map_err(|error| vec![NoVerdict::NotHeld(error.into()).to_string()])?
+        .map_err(|error| NoVerdict::NotHeld(error.into()))?
         .into();
     // A change that is refused is not looked at again before the next one: what says nothing of the rules refuses none.
     let verdict = match hold(program, task.clone()) {
@@ -98,8 +131,8 @@ pub(super) fn run(
     };
     match verdict {
         Ok(Verdict::Passed(report)) => Ok(report),
-        Ok(Verdict::Refused(problems)) => Err(problems),
-        Err(error) => Err(vec![error.to_string()]),
+        Ok(Verdict::Refused(problems)) => Err(problems.into()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -113,16 +146,24 @@ fn hold(program: &Path, task: Arc<[u8]>) -> Result<Verdict, NoVerdict> {
         .spawn()?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || {
+    let reads = move || {
         let mut report = Vec::new();
         let read = stdout.map(|stdout| stdout.take(REPORT_BYTES_MAX).read_to_end(&mut report));
         // Nobody waits any more when the time is over.
         let _ = send.send(read.is_some_and(|read| read.is_ok()).then_some(report));
-    });
-    std::thread::spawn(move || {
+    };
+    let writes = move || {
         // A trial that has ended early does not read all of it; its end says so.
         stdin.map(|mut stdin| stdin.write_all(&task))
-    });
+    };
+    let thread = || std::thread::Builder::new().name("policy-trial".into());
+    let begun = thread().spawn(reads);
+    if let Err(error) = begun.and_then(|_| thread().spawn(writes)) {
+        // It may have ended already.
+        let _ = child.kill();
+        child.wait()?;
+        return Err(error.into());
+    }
     let report = receive.recv_timeout(WALL_MAX);
     // It has said everything, or it is too late for it. How one ends that is ending already stays as it is.
     let _ = child.kill();
@@ -175,9 +216,10 @@ pub(crate) fn serve(out: &mut dyn std::io::Write) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reload::tests::shortage::{alone_as_nobody, limit_threads_to};
 
     /// A program in the trial's place: it is killed so often, then it refuses.
-    fn killed(times: u32) -> Vec<String> {
+    fn killed(times: u32) -> Failed {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("trial");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/killed-trial");
@@ -190,12 +232,46 @@ mod tests {
 
     #[test]
     fn a_trial_that_the_host_kills_is_repeated() {
-        assert_eq!(killed(0), ["what it says"]);
-        assert_eq!(killed(1), ["what it says"]);
+        for times in 0..=1 {
+            let Failed {
+                problems,
+                is_passing,
+            } = killed(times);
+            assert_eq!(problems, ["what it says"]);
+            assert!(!is_passing, "it is refused");
+        }
         let twice = killed(2);
         assert!(
-            twice[0].contains("as a host does that lacks memory"),
+            twice.problems[0].contains("as a host does that lacks memory"),
             "{twice:?}"
         );
+        assert!(twice.is_passing);
+    }
+
+    #[test]
+    fn a_trial_for_which_there_is_no_process_or_no_thread_refuses_no_rules() {
+        alone_as_nobody("policy::child::tests::child_without_threads");
+    }
+
+    #[test]
+    #[ignore = "run by a_trial_for_which_there_is_no_process_or_no_thread_refuses_no_rules, in a process of its own"]
+    fn child_without_threads() {
+        // First there is no process for it, then no thread beside it, no second one, and in the end all that it takes.
+        let mut errors = Vec::new();
+        for room in 1_u64.. {
+            limit_threads_to(Some(room));
+            // One that says nothing, and begins nothing itself.
+            let failed = run("/bin/true".as_ref(), &Files::default(), "p", 1000).unwrap_err();
+            let left = rustix::process::wait(rustix::process::WaitOptions::NOHANG);
+            assert!(left.is_err(), "a process is left: {left:?}");
+            if !failed.is_passing {
+                assert!(failed.problems[0].contains("ended early"), "{failed:?}");
+                break;
+            }
+            errors.extend(failed.problems);
+        }
+        assert!(!errors.is_empty());
+        let no_room = |error: &String| error.contains("temporarily unavailable");
+        assert!(errors.iter().all(no_room), "{errors:?}");
     }
 }

@@ -200,8 +200,12 @@ pub(super) fn load(
     let files = Files::read(&policy.path)?;
     signature::verify(&files, &policy.keys, &place)?;
     let bundle = Bundle::new(&files, &place)?;
-    let report = child::run(Path::new(SELF), &files, &place, policy.instruction_budget)
-        .map_err(|problems| refused(&place, &problems))?;
+    let report = child::run(Path::new(SELF), &files, &place, policy.instruction_budget).map_err(
+        |failed| BundleError {
+            is_passing: failed.is_passing,
+            ..refused(&place, &failed.problems)
+        },
+    )?;
     let set =
         PolicySet::compile(&bundle).map_err(|error| BundleError::new(&place, error.to_string()))?;
     tracing::info!(

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -270,18 +270,21 @@ fn ask(
     let given = serde_json::json!({"directory": GUEST, "guest": guest}).to_string();
     // Apart, so that one that neither reads nor ends holds up nobody for longer than it may take. What it has started may have
     // both ends still when it has ended.
-    if let Some(mut stdin) = child.stdin.take() {
-        // It reads to the end before it says anything long. If it has died, its exit code says so below.
-        std::thread::spawn(move || stdin.write_all(given.as_bytes()));
-    }
+    let (stdin, out) = (child.stdin.take(), child.stdout.take());
     let (said, heard) = std::sync::mpsc::channel();
-    if let Some(out) = child.stdout.take() {
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            let read = out.take(ANSWER_BYTES_MAX).read_to_string(&mut text);
-            // Whoever has asked may have given up.
-            let _ = said.send(read.map(|_| text).unwrap_or_default());
-        });
+    // It reads to the end before it says anything long. If it has died, its exit code says so below.
+    let writes = move || stdin.map(|mut stdin| stdin.write_all(given.as_bytes()));
+    let reads = move || {
+        let mut text = String::new();
+        let read = out.map(|out| out.take(ANSWER_BYTES_MAX).read_to_string(&mut text));
+        // Whoever has asked may have given up.
+        let _ = said.send(read.is_some_and(|read| read.is_ok()).then_some(text));
+    };
+    let thread = || std::thread::Builder::new().name("skillgate-asks".into());
+    let begun = thread().spawn(writes);
+    if let Err(e) = begun.and_then(|_| thread().spawn(reads)) {
+        end(&mut child);
+        return Err(InterpreterError::Start(path.into(), e));
     }
     let status = loop {
         let ended = match child.try_wait() {
@@ -293,9 +296,7 @@ fn ask(
         match ended {
             Some(status) => break Some(status),
             None if started.elapsed() > time => {
-                // Both can only fail when the child is already gone.
-                let _ = child.kill();
-                let _ = child.wait();
+                end(&mut child);
                 return Err(InterpreterError::Slow(path.into()));
             }
             None => std::thread::sleep(Duration::from_millis(2)),
@@ -307,13 +308,25 @@ fn ask(
             format!("it ended with {status}"),
         ));
     }
-    heard
+    let answer = heard
         .recv_timeout(time.saturating_sub(started.elapsed()))
-        .map_err(|_| InterpreterError::Slow(path.into()))
+        .map_err(|_| InterpreterError::Slow(path.into()))?;
+    Ok(answer.unwrap_or_default())
+}
+
+fn end(child: &mut Child) {
+    // Both can only fail when it is gone already.
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::process::CommandExt as _;
+
+    use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
+
     use super::*;
 
     fn found(prefix: &str) -> Discovered {
@@ -379,6 +392,50 @@ mod tests {
                 "{script}: {answer:?}"
             );
             assert!(started.elapsed() < Duration::from_secs(50), "{script}");
+        }
+    }
+
+    /// A limit is a whole process's, and none is root's.
+    #[test]
+    fn an_interpreter_for_which_there_is_no_process_or_no_thread_is_an_error_and_leaves_none() {
+        let program = std::env::current_exe().unwrap();
+        let mut child = Command::new(&program);
+        child.args(["--exact", "--ignored"]);
+        child.arg("interpreter::tests::child_without_threads");
+        if rustix::process::geteuid().is_root() {
+            let is_open = |at: &Path| at.metadata().unwrap().mode() & 0o001 != 0;
+            if !program.ancestors().all(is_open) {
+                eprintln!("left out of these tests: nobody but root reaches what was built");
+                return;
+            }
+            child.uid(65534).gid(65534);
+        }
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && said.contains("1 passed");
+        assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    #[ignore = "run by an_interpreter_for_which_there_is_no_process_or_no_thread_is_an_error_and_leaves_none"]
+    fn child_without_threads() {
+        let mut refused = 0;
+        for room in 1_u64.. {
+            let current = Some(room);
+            let maximum = getrlimit(Resource::Nproc).maximum;
+            setrlimit(Resource::Nproc, Rlimit { current, maximum }).unwrap();
+            // First there is no process for it, then no thread beside it, no second one, and in the end all that it takes.
+            let answer = ask("/bin/true".as_ref(), &[], Duration::from_secs(20));
+            let left = wait(WaitOptions::NOHANG);
+            assert!(left.is_err(), "a process is left: {left:?}");
+            match answer {
+                Ok(nothing) => return assert!(nothing.is_empty() && refused > 0),
+                Err(InterpreterError::Start(_, error)) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
         }
     }
 
