@@ -69,6 +69,17 @@ impl Fault {
         }
     }
 
+    /// The disk takes nothing, or nothing of this size: it is full, or a quota is, or it fails.
+    pub(crate) fn is_of_the_disk(&self) -> bool {
+        let Fault::Os { errno, .. } = self else {
+            return false;
+        };
+        matches!(
+            *errno,
+            Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS
+        )
+    }
+
     /// It says nothing about the thing: descriptors or memory have run out.
     pub(crate) fn is_shortage(&self) -> bool {
         let Fault::Os { errno, .. } = self else {
@@ -188,6 +199,16 @@ mod tests {
                 (fault.is_missing(), fault.is_shortage(), fault.is_damage()),
                 (missing, shortage, damage),
                 "{fault:?}"
+            );
+            assert_eq!(
+                fault.is_of_the_disk(),
+                matches!(
+                    &fault,
+                    Fault::Os {
+                        errno: Errno::IO,
+                        ..
+                    }
+                )
             );
             let or = fault.or_not_found(|| "there is none".to_owned());
             assert_eq!(matches!(or, Fault::NotFound(_)), missing);

@@ -53,7 +53,7 @@ mod seal;
 mod skills;
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
@@ -92,6 +92,32 @@ pub struct StorageFs {
 struct Writable {
     ground: Arc<Ground>,
     blobs: Blobs,
+    /// Why the disk has not taken what was to be stored last: it knows more of its room than it says, such as a quota's.
+    refused: Mutex<Option<String>>,
+}
+
+impl Writable {
+    fn refused(&self) -> MutexGuard<'_, Option<String>> {
+        // A panic while it was held leaves a text or none.
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came of a step of storing something.
+    fn hear<T>(&self, outcome: &Result<T>) {
+        if let Err(fault) = outcome
+            && fault.is_of_the_disk()
+        {
+            *self.refused() = Some(fault.to_string());
+        }
+    }
+
+    /// And of the last one: what is stored whole was taken.
+    fn hear_end<T>(&self, outcome: &Result<T>) {
+        self.hear(outcome);
+        if outcome.is_ok() {
+            *self.refused() = None;
+        }
+    }
 }
 
 impl std::fmt::Debug for StorageFs {
@@ -135,7 +161,11 @@ impl StorageFs {
                     world.sweeps,
                     config.tenant_blob_bytes,
                 )?;
-                Some(Writable { ground, blobs })
+                Some(Writable {
+                    ground,
+                    blobs,
+                    refused: Mutex::default(),
+                })
             }
         };
         let ground = writable
@@ -150,13 +180,14 @@ impl StorageFs {
         Ok(StorageFs { skills, writable })
     }
 
+    fn writable(&self) -> Result<&Writable> {
+        self.writable.as_ref().ok_or(Fault::Unimplemented(
+            "this store keeps no blobs: it has no `root`",
+        ))
+    }
+
     fn blobs(&self) -> Result<&Blobs> {
-        let writable = self.writable.as_ref();
-        writable
-            .map(|writable| &writable.blobs)
-            .ok_or(Fault::Unimplemented(
-                "this store keeps no blobs: it has no `root`",
-            ))
+        Ok(&self.writable()?.blobs)
     }
 }
 
@@ -188,7 +219,7 @@ impl Storage for StorageFs {
         let missing = || {
             format!("{unread} skills could not be read at the start, and are missing: see the log")
         };
-        let Some(Writable { ground, blobs }) = &self.writable else {
+        let Some(writable) = &self.writable else {
             let (state, message) = match (gone, unread) {
                 (0, 0) => (abi::HEALTH_OK, format!("{skills} skills on the shelf")),
                 (0, _) => (abi::HEALTH_DEGRADED, missing()),
@@ -201,6 +232,8 @@ impl Storage for StorageFs {
                 ..Health::default()
             });
         };
+        let Writable { ground, blobs, .. } = writable;
+        let refused = writable.refused().clone();
         let (writers, readers) = (blobs.open_writers(), blobs.open_readers());
         let stuck = blobs.stuck();
         let bytes = blobs
@@ -216,7 +249,11 @@ impl Storage for StorageFs {
             .filter_map(|(name, n)| Some(format!(r#","{name}":{}"#, n?)))
             .collect();
         let damaged = self.skills.damaged();
-        let (state, message) = match (ground.broken(), room.low) {
+        let writes_refused = u8::from(refused.is_some());
+        let refused = refused.map(|why| {
+            format!("the disk did not take what was to be stored last, and nothing since: {why}")
+        });
+        let (state, message) = match (ground.broken(), room.low.or(refused)) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
             (None, None) if gone > 0 => (abi::HEALTH_DEGRADED, removed()),
@@ -239,7 +276,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"skills_unread":{unread},"skills_damaged":{damaged},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
+                r#"{{"skills":{skills},"skills_unread":{unread},"skills_damaged":{damaged},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck},"writes_refused":{writes_refused}{bytes}{free}}}"#
             ),
             report_json: String::new(),
         })
@@ -268,19 +305,32 @@ impl Storage for StorageFs {
     }
 
     fn skill_put(&self, put: &PutSkill) -> Result<Skill, Error> {
-        Ok(self.skills.put(put)?)
+        let outcome = self.skills.put(put);
+        if let Some(writable) = &self.writable {
+            writable.hear_end(&outcome);
+        }
+        Ok(outcome?)
     }
 
     fn blob_create(&self, create: &BlobCreate) -> Result<u64, Error> {
-        Ok(self.blobs()?.create(create)?)
+        let writable = self.writable()?;
+        let outcome = writable.blobs.create(create);
+        writable.hear(&outcome);
+        Ok(outcome?)
     }
 
     fn blob_write(&self, writer: u64, data: &[u8]) -> Result<(), Error> {
-        Ok(self.blobs()?.write(writer, data)?)
+        let writable = self.writable()?;
+        let outcome = writable.blobs.write(writer, data);
+        writable.hear(&outcome);
+        Ok(outcome?)
     }
 
     fn blob_commit(&self, writer: u64) -> Result<BlobStat, Error> {
-        Ok(self.blobs()?.commit(writer)?)
+        let writable = self.writable()?;
+        let outcome = writable.blobs.commit(writer);
+        writable.hear_end(&outcome);
+        Ok(outcome?)
     }
 
     fn blob_abort(&self, writer: u64) {

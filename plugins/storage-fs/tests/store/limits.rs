@@ -40,6 +40,14 @@ pub(crate) fn fill_the_disk(dir: &Path) {
             "{error:?}"
         );
         assert_eq!(count(&tmp), 0, "nothing is left behind");
+        let health = store.health().unwrap();
+        assert_eq!(health.state, abi::HEALTH_DEGRADED, "{}", health.message);
+        assert!(
+            health.message.contains("No space left"),
+            "{}",
+            health.message
+        );
+        assert!(health.metrics_json.contains(r#""writes_refused":1"#));
     };
     for size in [16 * MIB, 64 * MIB] {
         exhausted(store_blob(&store, &blob_of("acme"), &bytes(1, size)).unwrap_err());
@@ -76,7 +84,9 @@ pub(crate) fn fill_the_disk(dir: &Path) {
     store
         .skill_put(&skill("acme", "a.b", "1.0.0", b"x"))
         .unwrap();
-    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_OK, "{}", health.message);
+    assert!(health.metrics_json.contains(r#""writes_refused":0"#));
     say("survived");
 }
 
