@@ -40,19 +40,20 @@ pub(super) fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
         Err(Errno::WOULDBLOCK) => {
             let mut holder = [0u8; 32];
             let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
+            let holder = match String::from_utf8_lossy(&holder[..n]).trim() {
+                "" => String::new(),
+                number => format!(" (process {number})"),
+            };
             return Err(Fault::Unavailable(format!(
-                "the store {shown} is in use by another skillgate (process {}): stop it, or give this one another root",
-                String::from_utf8_lossy(&holder[..n]).trim()
+                "the store {shown} is in use by another skillgate{holder}: stop it, or give this one another root"
             )));
         }
         Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
     };
-    // Only so that the refusal above can name who holds it.
-    ftruncate(&lock.0, 0).map_err(Fault::os("write", LOCK_FILE))?;
-    beneath::write_all(
-        &lock.0,
-        LOCK_FILE,
-        format!("{}\n", std::process::id()).as_bytes(),
-    )?;
+    // Only so that the refusal above can name who holds it: a store whose disk is full opens all the same, so that there is room
+    // again when something expires or is deleted.
+    let own = format!("{}\n", std::process::id());
+    let _unnamed = ftruncate(&lock.0, 0)
+        .is_ok_and(|()| beneath::write_all(&lock.0, LOCK_FILE, own.as_bytes()).is_ok());
     Ok(lock)
 }

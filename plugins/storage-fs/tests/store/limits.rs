@@ -1,5 +1,6 @@
 //! Full disks and memory, each in a process of its own.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -72,6 +73,18 @@ pub(crate) fn fill_the_disk(dir: &Path) {
         abi::E_NOT_FOUND
     );
     assert_eq!(read_blob(&store, "acme", &kept).unwrap(), b"kept");
+    // Full to the last byte, and the lock is one that a start before could not write into: it opens, since what is in it may go.
+    drop(store);
+    std::fs::write(dir.join("store/lock"), "").unwrap();
+    let mut rest = std::fs::File::create(dir.join("rest")).unwrap();
+    while rest.write_all(&[0; 512]).is_ok() {}
+    let store = open(&dir.join("store"));
+    std::fs::remove_file(dir.join("rest")).unwrap();
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    store
+        .skill_put(&skill("acme", "a.b", "1.0.0", &bytes(1, 8 * MIB)))
+        .unwrap_err();
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
     // Space again, and it works again without a restart. Deleting works on a full disk.
     for prefix in std::fs::read_dir(dir.join("store/tenants/acme/blobs")).unwrap() {
         for blob in std::fs::read_dir(prefix.unwrap().path()).unwrap() {
