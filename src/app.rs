@@ -440,7 +440,12 @@ pub fn serve(read: Read) -> Result<(), AppError> {
             connections_max: files::connections(config.server.max_connections),
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };
-        announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
+        if let Err(error) = announce(address, operator.address()) {
+            tracing::warn!(
+                %error, public = %format_args!("http://{address}"), operator = %format_args!("http://{}", operator.address()),
+                "cannot write to stdout where it serves, and serves"
+            );
+        }
 
         let reload = reload::reload(seen.clone(), source, &mut app.parts, &app.plugins);
         let readiness = app.parts.readiness.clone();
