@@ -30,18 +30,21 @@ pub(super) fn write<N: AsRef<Path>>(
     fs::create_dir(dir).map_err(|error| failed(dir, error))?;
     for (name, text) in files {
         let path = dir.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
+        if let Err(error) = write_one(&path, &text) {
+            // A half would be in the way of a second try, and nobody else has had anything in it.
+            let _nothing_left_to_say = fs::remove_dir_all(dir);
+            return Err(failed(&path, error));
         }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|error| failed(&path, error))?;
-        file.write_all(text.as_bytes())
-            .map_err(|error| failed(&path, error))?;
     }
     Ok(())
+}
+
+fn write_one(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(text.as_bytes())
 }
 
 /// A path as a shell takes it for one word.

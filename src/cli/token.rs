@@ -114,15 +114,17 @@ fn keygen(args: &KeygenArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let key = DevelopmentKey::generate(args.algorithm.name()).map_err(runtime)?;
     write_new(&args.key, 0o600, &key.to_pem())?;
     let jwks = key.jwks();
+    // The key without its public half is of no use, and would be in the way of a second try.
+    let take_back = |_: &Failure| {
+        let _nothing_left_to_say = std::fs::remove_file(&args.key);
+    };
     match &args.jwks {
-        None => print_json(out, &jwks)?,
+        None => print_json(out, &jwks)
+            .and_then(|()| Ok(out.flush()?))
+            .inspect_err(take_back)?,
         Some(path) => {
             let text = serde_json::to_string_pretty(&jwks).map_err(io::Error::from)?;
-            // The key without its public half is of no use, and would be in the way of a second try.
-            if let Err(failure) = write_new(path, 0o644, &(text + "\n")) {
-                let _nothing_left_to_say = std::fs::remove_file(&args.key);
-                return Err(failure);
-            }
+            write_new(path, 0o644, &(text + "\n")).inspect_err(take_back)?;
             let shown = |path: &Path| plain(&path.display().to_string());
             writeln!(out, "{}: the private key, for token mint", shown(&args.key))?;
             writeln!(out, "{}: the public one, for jwks_file", shown(path))?;
@@ -140,9 +142,11 @@ fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), Failure> {
         .open(path)
         .and_then(|mut file| {
             // The mode of the call goes through the umask, which can only take away; this one counts.
-            file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
+            file.set_permissions(std::fs::Permissions::from_mode(mode))
+                .and_then(|()| file.write_all(text.as_bytes()))
+                .and_then(|()| file.sync_all())
+                // It was made here, and half of it would be in the way of a second try.
+                .inspect_err(|_| drop(std::fs::remove_file(path)))
         });
     written.map_err(|error| {
         let failure = Failure::new(
@@ -273,6 +277,8 @@ fn runtime(error: MintError) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
@@ -326,7 +332,13 @@ mod tests {
         let (exit, ..) = skillgate(&["keygen", other.to_str().unwrap(), "--jwks", jwks_text]);
         assert!(exit == Exit::Runtime && !other.exists());
 
+        // Nor where nobody could be told that half.
         let third = dir.path().join("third.pem");
+        let mut full = File::options().write(true).open("/dev/full").unwrap();
+        let args = ["skillgate", "token", "keygen", third.to_str().unwrap()].map(Into::into);
+        let exit = super::super::run(args, &mut full, &mut Vec::new());
+        assert!(exit != Exit::Fine && !third.exists());
+
         let (exit, out, _) = skillgate(&["keygen", third.to_str().unwrap()]);
         let jwks: Value = serde_json::from_str(&out).unwrap();
         assert_eq!(

@@ -577,3 +577,36 @@ fn entries(dir: &Path) -> Vec<String> {
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect()
 }
+
+/// As on a disk that is full: the second try is not told that what the first one has left is there already.
+#[test]
+fn what_could_not_be_written_is_not_in_the_way() {
+    let house = House::new(Settings::default());
+    for words in [
+        "skill new acme.report",
+        "plugin new acme-store --kind storage --language c",
+        "token keygen acme.pem",
+        "token keygen acme.pem --jwks acme.json",
+    ] {
+        let dir = tempfile::tempdir_in(house.path()).unwrap();
+        let try_it = |limit: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("trap '' XFSZ; {limit} exec \"$0\" \"$@\"")]);
+            command.arg(env!("CARGO_BIN_EXE_skillgate"));
+            command.args(words.split(' '));
+            house.clean(&mut command);
+            command.current_dir(dir.path()).output().unwrap()
+        };
+        let refused = try_it("ulimit -f 0;");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains("File too large"),
+            "{words}: {said}"
+        );
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+        assert!(left.is_empty(), "{words}: {left:?}");
+        let taken = try_it("");
+        let said = String::from_utf8_lossy(&taken.stderr);
+        assert!(taken.status.success(), "{words}: {said}");
+    }
+}
