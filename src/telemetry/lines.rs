@@ -45,6 +45,10 @@ struct State {
     waiting: VecDeque<u8>,
     /// Somebody writes, without this lock: the thread a piece, or who logs a line to a file. Nobody else does meanwhile.
     writing: bool,
+    /// What was written last is not the end of a line.
+    in_line: bool,
+    /// And what is left of that line was dropped: whatever is written next begins with the end of it.
+    torn: bool,
     /// There was no room for too long. Until something that waited is written, nobody waits for room.
     hangs: bool,
     /// Who waits for `less`: to wake nobody takes a system call too.
@@ -63,6 +67,25 @@ impl State {
     fn lose(&mut self, lines: u64) {
         self.lost += lines;
         self.untold += lines;
+    }
+
+    /// So much of this is in the file.
+    fn wrote(&mut self, written: &[u8]) {
+        if let Some(last) = written.last() {
+            self.in_line = *last != b'\n';
+        }
+    }
+
+    /// What could not be written is given up, up to the end of its last line.
+    fn give_up(&mut self, rest: &[u8]) {
+        let ends = |byte: &&u8| **byte == b'\n';
+        self.lose(rest.iter().filter(ends).count() as u64);
+        if !rest.is_empty() && !rest.ends_with(b"\n") {
+            let more = self.waiting.iter().position(|byte| *byte == b'\n');
+            self.waiting.drain(..more.map_or(0, |at| at + 1));
+            self.lose(1);
+        }
+        self.torn = !rest.is_empty() && self.in_line;
     }
 
     /// Of a line that came before all that waits.
@@ -157,7 +180,7 @@ impl Inner {
     fn put(&self, line: &[u8]) {
         let mut state = self.state();
         // In their order, and what was dropped is said first.
-        let is_first = state.is_done() && state.untold == 0;
+        let is_first = state.is_done() && state.untold == 0 && !state.torn;
         let mut rest = line;
         if is_first && self.is_file {
             state.writing = true;
@@ -166,8 +189,10 @@ impl Inner {
             rest = &line[(&self.out).write(line).unwrap_or(0)..];
             state = self.state();
             state.writing = false;
+            state.wrote(&line[..line.len() - rest.len()]);
         } else if is_first {
             rest = &line[self.at_once(line)..];
+            state.wrote(&line[..line.len() - rest.len()]);
         } else if self.is_file {
             state = self.when_there_is_room(state, line.len());
         }
@@ -230,16 +255,22 @@ impl Inner {
                 .wait_while(state, |state| state.waiting.is_empty() || state.writing)
                 .unwrap_or_else(PoisonError::into_inner);
             let bytes = state.waiting.len().min(PIECE_BYTES);
-            let piece: Vec<u8> = state.waiting.drain(..bytes).collect();
+            let torn = state.torn.then_some(b'\n');
+            let piece: Vec<u8> = torn
+                .into_iter()
+                .chain(state.waiting.drain(..bytes))
+                .collect();
             if state.for_less > 0 {
                 self.less.notify_all();
             }
             state.writing = true;
             drop(state);
             let rest = self.write(&piece);
-            let lost = rest.iter().filter(|byte| **byte == b'\n').count();
+            let written = piece.len() - rest.len();
             state = self.state();
-            state.lose(lost as u64);
+            state.wrote(&piece[..written]);
+            // Without what ends a line that is counted already.
+            state.give_up(&piece[written.max(usize::from(torn.is_some()))..]);
             state.hangs = false;
             // Only when there is room: else this line would be one more.
             if rest.is_empty() && state.waiting.is_empty() && state.untold > 0 {
@@ -276,8 +307,11 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead as _, BufReader, Read, pipe};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::io::{BufRead as _, BufReader, Read, Seek as _, SeekFrom, pipe};
+    use std::os::unix::fs::FileExt as _;
     use std::os::unix::net::UnixStream;
+    use std::process::Command;
     use std::sync::mpsc::channel;
     use std::thread::JoinHandle;
 
@@ -435,6 +469,52 @@ mod tests {
         came.sort_by_key(|line| line[..1].to_owned());
         let sent = (0..4).flat_map(|who| (0..OF_EACH).map(move |n| line(who, n)));
         assert!(came.into_iter().eq(sent));
+    }
+
+    /// The limit of a file, as of a disk that has filled up in the middle of a line, is a whole process's.
+    #[test]
+    fn a_line_of_which_a_half_was_written_is_one_that_is_lost_and_no_other() {
+        let script = "trap '' XFSZ; exec \"$0\" --exact --ignored \"$1\"";
+        let output = Command::new("sh")
+            .args(["-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .arg("telemetry::lines::tests::child_whose_files_are_full")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    #[ignore = "run by a_line_of_which_a_half_was_written_is_one_that_is_lost_and_no_other, in a process of its own"]
+    fn child_whose_files_are_full() {
+        let current = Some(4096);
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        setrlimit(Resource::Fsize, Rlimit { current, maximum }).unwrap();
+        for (half, line) in [(4096, 5000), (4096, 3 * PIECE_BYTES), (0, 5000)] {
+            let mut disk = tempfile::tempfile().unwrap();
+            disk.seek(SeekFrom::Start(4096 - half)).unwrap();
+            let lines = Lines::to(disk.try_clone().unwrap().into(), MAX).unwrap();
+            for _ in 0..2 {
+                put(&lines, &"a".repeat(line));
+                lines.flush(LONG);
+            }
+            assert_eq!(lines.lost(), 2);
+            // There is room at the beginning.
+            disk.rewind().unwrap();
+            for one in ["b", "c"] {
+                put(&lines, one);
+                lines.flush(LONG);
+            }
+            let ended = if half > 0 { "\nb\nc\n" } else { "b\nc\n" };
+            let mut came = vec![0; ended.len()];
+            disk.read_exact_at(&mut came, 0).unwrap();
+            assert_eq!(String::from_utf8_lossy(&came), ended, "{half} of {line}");
+            assert_eq!(lines.lost(), 2);
+        }
     }
 
     #[test]
