@@ -51,23 +51,35 @@ _TOOLS = frozenset(
 _NAMES_MAX = 64
 _NAMES_CHARS_MAX = 400
 _INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
-# What some version of the library had, and what does the same.
+# What some version of the library had, and what does the same ...
+_NOTHING = "nothing else there does the same"
 _GONE = {
+    "aifc": _NOTHING,
     "asynchat": "use asyncio",
     "asyncore": "use asyncio",
+    "audioop": _NOTHING,
     "cgi": "use urllib.parse.parse_qs for a query, html.escape for a text, and email.message for a header",
     "cgitb": "use traceback",
+    "chunk": _NOTHING,
     "crypt": "use hashlib.scrypt or hashlib.pbkdf2_hmac",
     "distutils": "compare versions as tuples of numbers; shutil, subprocess and sysconfig do most of the rest",
     "imghdr": "compare the first bytes of the file",
     "imp": "use importlib",
+    "lib2to3": "use ast",
+    "mailcap": "use mimetypes",
+    "nis": _NOTHING,
+    "nntplib": _NOTHING,
     "pipes": "use shlex.quote for a word, and subprocess",
     "smtpd": "nobody outside can connect to a run",
     "sndhdr": "compare the first bytes of the file",
-    "telnetlib": "nothing else there does the same",
+    "spwd": _NOTHING,
+    "sunau": _NOTHING,
+    "telnetlib": _NOTHING,
     "uu": "use binascii.a2b_uu and b2a_uu",
     "xdrlib": "use struct",
 }
+# ... and what it has since this one.
+_SINCE = {"annotationlib": "3.14", "compression": "3.14", "tomllib": "3.11"}
 _OF_A_TERMINAL = ("sys.argv", "sys.stdin", "import stdin", "open(0")
 _OF_A_LOGIN = frozenset(("HOSTNAME", "LOGNAME", "PWD", "SHELL", "TERM", "USER"))
 # How Python says that there were no words, and no number in none.
@@ -119,7 +131,7 @@ def hint(exc, kind, function):
             return None if filename_of(link) is not None and filename_of(link) is local_of(link, "cwd") else NO_SHELL
         if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
             return _no_variable(link)
-        said = _refused(link, where) or _misnamed(link) or _no_argument(link)
+        said = _refused(link, where) or _misnamed(link) or _no_attribute(link) or _no_argument(link)
         if said:
             return said
     return None
@@ -163,6 +175,11 @@ def _missing(exc):
         return written
     if head in _GONE:
         return "%s, whose library has no `%s`: %s" % (_VERSION, head, _GONE[head])
+    if head in _SINCE:
+        return "%s, whose library has no `%s`: %s is the first that has it" % (_VERSION, head, _SINCE[head])
+    skill = _importer(exc)
+    if head != exc.name and _is_of_the_library(head) and (skill is None or head != skill.directory.rpartition("/")[2]):
+        return "%s, whose library has no `%s`" % (_VERSION, one_line(exc.name, 80))
     can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
     return can + ", and nothing can be installed" + _beside(exc)
 
@@ -187,7 +204,17 @@ def _version_of(exc):
     name, text = exc.name, exc.msg
     if type(name) is not str or type(text) is not str or not text.startswith("cannot import name "):
         return None
-    return _VERSION if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()) else None
+    return _VERSION if _is_of_the_library(name.partition(".")[0]) else None
+
+
+def _is_of_the_library(head: str) -> bool:
+    names = getattr(sys, "stdlib_module_names", None)
+    if names is not None:
+        return head in names
+    from importlib.machinery import PathFinder  # Python 3.9 has no list of them
+
+    places = [_STANDARD, _STANDARD + "lib-dynload"]
+    return head in sys.builtin_module_names or head.isidentifier() and PathFinder.find_spec(head, places) is not None
 
 
 def _installs(exc, where) -> bool:
@@ -210,6 +237,12 @@ def runtime_of(exc):
     """The name of runtime's module that has no such attribute."""
     wanted = object_of(exc) if object_of and type(exc) is AttributeError else None
     return next((name for name in _RUNTIME if wanted is not None and sys.modules.get(name) is wanted), None)
+
+
+def _no_attribute(exc):
+    """For `datetime.UTC`, where the module is the library's."""
+    begins, text = "module '", text_of(exc) if type(exc) is AttributeError else ""
+    return _VERSION if text.startswith(begins) and _is_of_the_library(text[len(begins) :].partition("'")[0].partition(".")[0]) else None
 
 
 def _misnamed(exc):

@@ -10,6 +10,7 @@ from test_failures import Case
 MAIN = "import os, sys, subprocess\nfrom runtime import blobs, log, run\nimport runtime\ndef main(args):\n    "
 VERSION = "this run has Python %d.%d\n" % sys.version_info[:2]
 SAYS_NAMES = sys.version_info >= (3, 10)
+GONE_IN_3_13 = "aifc audioop cgi chunk crypt lib2to3 mailcap nis nntplib spwd sunau telnetlib".split()
 
 
 class Hints(Case):
@@ -138,15 +139,14 @@ class Lacking(Hints):
     def test_a_module_beside_the_entrypoint_whose_directory_is_called_like_one_of_the_library(self):
         hint = "the modules beside this skill's entrypoint are imported by their own names: `import helper`, and not from `code`\n"
         # Not the skill's own: it may be a name of another version's library.
-        version = "this run has Python %d.%d\n" % sys.version_info[:2] if sys.version_info >= (3, 10) else ""
         for line, hinted in (
             ("from code import helper", hint),
             ("from code import InteractiveConsole, helper as h", hint),
-            ("from code import helpr", version),
-            ("from json import helper", version),
+            ("from code import helpr", VERSION),
+            ("from json import helper", VERSION),
             ("raise ImportError('cannot import name', name=7)", ""),
             ("exc = ImportError(name='code'); exc.msg = 7; raise exc", ""),
-            ("import builtins; exec('from code import helper', {'__builtins__': builtins})", version),
+            ("import builtins; exec('from code import helper', {'__builtins__': builtins})", VERSION),
         ):
             self.sandbox.skills.clear()
             self.sandbox.skill("t.up", {"code/main.py": "def main(args):\n    " + line, "code/helper.py": "g = 1"})
@@ -320,12 +320,28 @@ class NamesThatAreImported(Hints):
             ("cgi", "use urllib.parse.parse_qs for a query, "),
             ("telnetlib", "nothing else there does the same\n"),
             ("pipes", "use shlex.quote for a word, and subprocess\n"),
+            ("audioop", "nothing else there does the same\n"),
+            ("lib2to3.refactor", "use ast\n"),
         ):
             raised = MAIN + "raise ModuleNotFoundError('x', name=%r)" % name
             self.hinted(raised, "ModuleNotFoundError", hint % (name.partition(".")[0], said))
-        for since, names in (((3, 12), ("imp", "asyncore", "asynchat", "smtpd", "distutils.version")), ((3, 13), ("cgi", "crypt", "telnetlib"))):
+        for since, names in (((3, 12), ("imp", "asyncore", "asynchat", "smtpd", "distutils.version")), ((3, 13), GONE_IN_3_13)):
             for name in names if sys.version_info >= since else ():
                 self.hinted("import %s\ndef main(args): pass" % name, "ModuleNotFoundError", hint % (name.partition(".")[0], ""))
+
+
+    def test_modules_that_are_still_to_come(self):
+        hint = VERSION[:-1] + ", whose library has no `%s`: %s is the first that has it\n"
+        for name, since in (("tomllib", "3.11"), ("compression.zstd", "3.14"), ("annotationlib", "3.14")):
+            hinted = hint % (name.partition(".")[0], since)
+            self.hinted(MAIN + "raise ModuleNotFoundError('x', name=%r)" % name, "ModuleNotFoundError", hinted)
+            if sys.version_info < tuple(map(int, since.split("."))):
+                self.hinted("import %s\ndef main(args): pass" % name, "ModuleNotFoundError", hinted)
+
+    def test_parts_of_a_module_of_the_library(self):
+        for line, name in (("import json.schema", "json.schema"), ("from os.files import walk", "os.files"), ("import math.more", "math.more")):
+            hint = VERSION[:-1] + ", whose library has no `%s`\n" % name
+            self.hinted(line + "\ndef main(args): pass", "ModuleNotFoundError", hint)
 
 
 class NobodyStartsIt(Hints):
@@ -436,8 +452,11 @@ class Versions(Hints):
 
     def test_what_is_written_for_a_notebook(self):
         hint = "what awaits is to be in an `async def`: write `async def go(args):`, which is awaited\n"
-        for code in ("await x", "def go(args):\n    await x", "def go(args):\n    async with x: pass", "async for a in b: pass", "def go(args): return [x async for x in y]"):
+        for code in ("await x", "def go(args):\n    await x", "def go(args):\n    async with x: pass", "async for a in b: pass"):
             self.hinted(code, "SyntaxError", hint, function="go")
+        # Before 3.11 Python says the same of one that a later version takes.
+        said = hint if sys.version_info >= (3, 11) else VERSION
+        self.hinted("def go(args): return [x async for x in y]", "SyntaxError", said, function="go")
         self.hinted("x = 1\nreturn x", "SyntaxError", "there is nothing to return from: put the code into `def main(args):`, whose value is the result\n")
 
     def test_syntax_of_other_texts(self):
@@ -445,14 +464,23 @@ class Versions(Hints):
             message = self.check(MAIN + line, "SyntaxError")
             self.assertNotIn("this run has Python", message)
 
-    @unittest.skipUnless(SAYS_NAMES, "an interpreter that does not know the names of the library")
     def test_names_of_the_library(self):
-        self.hinted("from typing import overrides\ndef main(args): pass", "ImportError", VERSION)
+        for line in ("from typing import overrides", "from math import cubed", "from itertools import batch"):
+            self.hinted(line + "\ndef main(args): pass", "ImportError", VERSION)
         self.hinted("from collections.abc import Bufer\ndef main(args): pass", "ImportError", VERSION)
         self.sandbox.skill("t.up", {"code/main.py": "def main(args): pass"})
         self.unhinted("from skills.t.up import nothing", "ImportError")
         for more in ("'x', name='typing'", "name='typing'", "'cannot import name', name=3"):
             self.unhinted(MAIN + "raise ImportError(%s)" % more, "ImportError")
+
+    def test_attributes_of_modules_of_the_library(self):
+        for line in ("import datetime; datetime.NONE", "import math; math.cubed(8)", "import os.path; os.path.none", "sys.none"):
+            self.hinted(MAIN + line, "AttributeError", VERSION)
+            self.hinted(MAIN + "try: %s\n    except AttributeError: raise ValueError('no')" % line, "ValueError", VERSION)
+        self.sandbox.skill("t.up", {"code/main.py": "def main(args): pass"})
+        own = "import skills.t.up as up; up.nothing"
+        for line in (own, "type(sys)('json_').x", "(1).x", "import datetime; datetime.datetime.x", "raise type('Own', (AttributeError,), {})"):
+            self.assertNotIn("this run has", self.check(MAIN + line, "Own" if "Own" in line else "AttributeError"))
 
 
 if __name__ == "__main__":
