@@ -1,10 +1,12 @@
 //! From a granted name to a connection: one question, every answer vetted, the vetted address dialled.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use rustix::io::Errno;
 use tokio::net::TcpStream;
 
@@ -15,6 +17,10 @@ use super::target::Target;
 
 /// Addresses of one host that are tried.
 const DIALS_MAX: usize = 8;
+/// Of these, at once: each has a socket of the gateway's, of which a host that never answers is to take no more.
+const DIALS_AT_ONCE_MAX: usize = 2;
+/// How long an address is waited for before the next is tried beside it (RFC 8305, 5).
+const NEXT_DIAL: Duration = Duration::from_millis(250);
 /// Failures of one run that are warned of. They cost the run nothing, so without an end a loop of them would fill the log.
 const FAILURES_LOGGED_MAX: u64 = 20;
 
@@ -59,25 +65,69 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
             return Err(Refusal::Address(target.clone()));
         }
     }
-    let tried = addresses.len().min(DIALS_MAX);
-    let patience = settings.connect_timeout / (tried.max(1) as u32);
-    for address in addresses.into_iter().take(DIALS_MAX) {
+    let addresses = by_turns(&addresses);
+    let patience = patience(settings.connect_timeout, addresses.len());
+    first(addresses, Refusal::NoSuchHost(target.clone()), |address| {
         let address = SocketAddr::new(address, target.port());
-        match connect(address, patience).await {
-            Ok(stream) => return Ok((stream, address)),
-            Err(error) => {
-                failed(run, target, Some(address), &error);
-                if is_out_of_files(&error) {
-                    return Err(Refusal::Busy);
+        async move {
+            match connect(address, patience).await {
+                Ok(stream) => Ok((stream, address)),
+                Err(error) => {
+                    failed(run, target, Some(address), &error);
+                    Err(if is_out_of_files(&error) {
+                        Refusal::Busy
+                    } else {
+                        Refusal::Unreachable(target.clone())
+                    })
                 }
             }
         }
-    }
-    Err(if tried == 0 {
-        Refusal::NoSuchHost(target.clone())
-    } else {
-        Refusal::Unreachable(target.clone())
     })
+    .await
+}
+
+/// Those that are tried: the two families by turns, each in the resolver's order. One that leads nowhere, as IPv6 does on many
+/// a host, holds up the other by one address.
+fn by_turns(addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let begins = addresses.first().is_some_and(IpAddr::is_ipv6);
+    let (one, other): (Vec<IpAddr>, Vec<IpAddr>) =
+        addresses.iter().partition(|it| it.is_ipv6() == begins);
+    (0..addresses.len())
+        .flat_map(|turn| [one.get(turn), other.get(turn)])
+        .flatten()
+        .take(DIALS_MAX)
+        .copied()
+        .collect()
+}
+
+/// For each of so many addresses, so that all have their turn within the whole time.
+fn patience(whole: Duration, addresses: usize) -> Duration {
+    whole * DIALS_AT_ONCE_MAX as u32 / addresses.max(DIALS_AT_ONCE_MAX) as u32
+}
+
+/// The first of these to answer. One is dialled when another has failed, or has not answered for a moment; who is late is let go.
+async fn first<T, F: Future<Output = Result<T, Refusal>>>(
+    addresses: Vec<IpAddr>,
+    without_any: Refusal,
+    dial: impl Fn(IpAddr) -> F,
+) -> Result<T, Refusal> {
+    let mut refusal = without_any;
+    let mut waiting = addresses.into_iter();
+    let mut dials = FuturesUnordered::new();
+    loop {
+        dials.extend(waiting.next().map(&dial));
+        let is_next_wanted = waiting.len() > 0 && dials.len() < DIALS_AT_ONCE_MAX;
+        tokio::select! {
+            ended = dials.next() => match ended {
+                Some(Ok(dialled)) => return Ok(dialled),
+                // That passes, whatever the others say.
+                Some(Err(_)) if matches!(refusal, Refusal::Busy) => {}
+                Some(Err(why)) => refusal = why,
+                None => return Err(refusal),
+            },
+            () = tokio::time::sleep(NEXT_DIAL), if is_next_wanted => {}
+        }
+    }
 }
 
 async fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
@@ -112,5 +162,111 @@ fn failed(run: &Run, target: &Target, address: Option<SocketAddr>, error: &io::E
             tracing::warn!(run_id, %host, %address, %error, "a granted host cannot be reached");
         }
         None => tracing::warn!(run_id, %host, %error, "a granted name cannot be resolved"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use skillgate_skill::network::Scheme;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let check = |given: &[&str], expected: &[&str]| {
+            assert_eq!(by_turns(&ips(given)), ips(expected), "{given:?}");
+        };
+        check(&[], &[]);
+        check(&["::1", "::2", "1.1.1.1"], &["::1", "1.1.1.1", "::2"]);
+        check(
+            &["1.1.1.1", "1.1.1.2", "::1"],
+            &["1.1.1.1", "::1", "1.1.1.2"],
+        );
+        check(&["::2", "::1"], &["::2", "::1"]);
+        // The later family is among those that are tried.
+        let v6 = [
+            "::1", "::2", "::3", "::4", "::5", "::6", "::7", "::8", "::9",
+        ];
+        let v4 = ["1.1.1.1", "1.1.1.2"];
+        check(
+            &[&v6[..], &v4[..]].concat(),
+            &[
+                "::1", "1.1.1.1", "::2", "1.1.1.2", "::3", "::4", "::5", "::6",
+            ],
+        );
+    }
+
+    #[test]
+    fn all_have_their_turn_in_time() {
+        let whole = Duration::from_secs(8);
+        for (addresses, each) in [(0, 8), (1, 8), (2, 8), (4, 4), (8, 2)] {
+            assert_eq!(patience(whole, addresses), Duration::from_secs(each));
+        }
+    }
+
+    /// Dials addresses of which the last byte says what comes of them; what came of all, what was dialled, and how long it took.
+    async fn dialled(texts: &[&str]) -> (Result<IpAddr, Refusal>, Vec<u8>, Duration) {
+        let (begun, dialled) = (Instant::now(), RefCell::new(Vec::new()));
+        let under_way = RefCell::new(0);
+        let target = Target::parse(Scheme::Https, "a.example").unwrap();
+        let none = Refusal::NoSuchHost(target.clone());
+        let found = first(ips(texts), none, |ip| {
+            let IpAddr::V4(v4) = ip else { panic!("{ip}") };
+            let last = v4.octets()[3];
+            dialled.borrow_mut().push(last);
+            *under_way.borrow_mut() += 1;
+            assert!(*under_way.borrow() <= DIALS_AT_ONCE_MAX);
+            let (under_way, target) = (&under_way, target.clone());
+            async move {
+                let said = match last {
+                    0 => std::future::pending().await,
+                    1 => Ok(ip),
+                    2 => Err(Refusal::Busy),
+                    3 => Err(Refusal::Unreachable(target)),
+                    ms => {
+                        tokio::time::sleep(Duration::from_millis(ms.into())).await;
+                        Err(Refusal::Unreachable(target))
+                    }
+                };
+                *under_way.borrow_mut() -= 1;
+                said
+            }
+        });
+        let found = tokio::time::timeout(Duration::from_secs(60), found).await;
+        let found = found.expect("it comes to an end");
+        (found, dialled.into_inner(), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_does_not_answer_holds_up_the_next_for_a_moment() {
+        let (found, tried, took) = dialled(&["9.9.9.0", "9.9.9.1", "9.9.9.1"]).await;
+        assert_eq!((found.unwrap(), tried), (ips(&["9.9.9.1"])[0], vec![0, 1]));
+        assert_eq!(took, NEXT_DIAL);
+        // One that has failed is waited for no longer.
+        let (found, tried, took) = dialled(&["9.9.9.3", "9.9.9.100", "9.9.9.1"]).await;
+        assert_eq!((found.is_ok(), tried), (true, vec![3, 100, 1]));
+        assert_eq!(took, Duration::from_millis(100));
+        // The third waits for the second's end.
+        let (found, _, took) = dialled(&["9.9.9.0", "9.9.9.200", "9.9.9.1"]).await;
+        assert!(found.is_ok());
+        assert_eq!(took, NEXT_DIAL + Duration::from_millis(200));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_said_where_none_answers() {
+        let (found, ..) = dialled(&[]).await;
+        assert!(matches!(found, Err(Refusal::NoSuchHost(_))), "{found:?}");
+        let (found, ..) = dialled(&["9.9.9.3", "9.9.9.100"]).await;
+        assert!(matches!(found, Err(Refusal::Unreachable(_))), "{found:?}");
+        let (found, tried, _) = dialled(&["9.9.9.2", "9.9.9.3"]).await;
+        assert!(matches!(found, Err(Refusal::Busy)), "{found:?}");
+        assert_eq!(tried, [2, 3]);
     }
 }

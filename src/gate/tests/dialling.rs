@@ -86,6 +86,29 @@ async fn a_host_that_refuses() {
     assert_eq!(log.lines().count(), LOGGED, "{log}");
 }
 
+/// Whoever drops what is sent to an address would else be waited for, for as long as all may take together.
+#[tokio::test]
+async fn an_address_that_never_answers_beside_one_that_does() {
+    let host = Host::new("127.0.0.2", b"").await;
+    let port = host.address.port();
+    // What comes when this queue is full is dropped by the kernel.
+    let silent = std::net::TcpListener::bind(("127.0.0.3", port)).unwrap();
+    rustix::net::listen(&silent, 0).unwrap();
+    let _fills = std::net::TcpStream::connect(silent.local_addr().unwrap()).unwrap();
+    let settings = Settings {
+        allow_private: vec!["127.0.0.2/31".parse().unwrap()],
+        connect_timeout: Duration::from_secs(3600),
+        ..settings()
+    };
+    let authority = format!("api.example.com:{port}");
+    let world = World::new(settings, grant(&[format!("https://{authority}")], &[]));
+    let answer: &[&[&str]] = &[&["127.0.0.3", "127.0.0.2"]];
+    world.resolver.say("api.example.com", answer);
+    let (_tunnel, said) = world.connect(&authority).await;
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    assert_eq!(host.reached(), 1);
+}
+
 /// An answer that leads inside is the operator's to know, as often as other failures are.
 #[tokio::test]
 async fn a_name_that_leads_inside() {
