@@ -3,6 +3,8 @@
 //! Sources: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890 and its updates), RFC 4291 for the
 //! IPv6 architecture. IPv4 lists what is not public; IPv6 begins from the one range that is given out (2000::/3) and
 //! takes out what in it is not. Metadata services of clouds lie in these ranges but for one, which is on the list too.
+//! An address with NAT64's well-known prefix, which DNS64 gives for a host that has IPv4 alone, is as public as the IPv4 address
+//! in it. The prefix for networks of one's own (64:ff9b:1::/48, RFC 8215) is not: what is behind it nobody here knows.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -58,6 +60,9 @@ const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 16);
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !NOT_PUBLIC_V4.iter().any(|net| net.contains(&address)),
+        IpAddr::V6(address) if NAT64.contains(&address) => {
+            embedded(address).is_some_and(|inner| is_public(inner.into()))
+        }
         IpAddr::V6(address) => {
             GLOBAL_UNICAST_V6.contains(&address)
                 && !NOT_PUBLIC_V6.iter().any(|net| net.contains(&address))
@@ -128,11 +133,12 @@ fn vet_where(
     if is_denied(address, deny) {
         return Err(Unfit::Denied);
     }
-    // Both count: to name NAT64's prefix opens the public IPv4 Internet behind it, not the private one.
+    // Both count: to name NAT64's prefix does not open the private addresses behind it, nor do they open the way by it.
     if both(address).any(|address| !is_public(address) && !named(allow, address)) {
         return Err(Unfit::NotPublic);
     }
-    if !named(allow, address) && is_own(address) {
+    // By NAT64 too: it leads back to what this machine has for itself.
+    if both(address).any(|address| !named(allow, address) && is_own(address)) {
         return Err(Unfit::Own);
     }
     Ok(())
@@ -188,6 +194,9 @@ mod tests {
             "2003::1",
             "3ffd::1",
             "2a00:1450:4001::1",
+            // NAT64
+            "64:ff9b::808:808",
+            "64:ff9b::101:101",
         ] {
             assert!(is_public(text.parse().unwrap()), "{text}");
         }
@@ -235,8 +244,12 @@ mod tests {
             "::ffff:0:127.0.0.1",
             // NAT64, discard, segment routing
             "64:ff9b::7f00:1",
-            "64:ff9b::808:808",
+            "64:ff9b::a01:203",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b::a83f:8110",
+            "64:ff9b::1:101:101",
             "64:ff9b:1::1",
+            "64:ff9b:1::808:808",
             "100::1",
             "100:0:0:1::1",
             "5f00::1",
@@ -291,10 +304,16 @@ mod tests {
         );
         assert_eq!(ok("1.1.1.1", &[], &["1.1.1.1/32"]), Err(Unfit::Denied));
         // An address inside an address.
-        assert_eq!(
-            ok("64:ff9b::a01:203", &["64:ff9b::/96"], &[]),
-            Err(Unfit::NotPublic)
-        );
+        assert_eq!(ok("64:ff9b::101:101", &[], &[]), Ok(()));
+        for denied in ["1.1.1.0/24", "64:ff9b::/96"] {
+            let said = ok("64:ff9b::101:101", &["::/0"], &[denied]);
+            assert_eq!(said, Err(Unfit::Denied), "{denied}");
+        }
+        for allow in [&[][..], &["10.0.0.0/8"], &["64:ff9b::/96"]] {
+            let said = ok("64:ff9b::a01:203", allow, &[]);
+            assert_eq!(said, Err(Unfit::NotPublic), "{allow:?}");
+        }
+        assert_eq!(ok("64:ff9b:1::101:101", &[], &[]), Err(Unfit::NotPublic));
         assert_eq!(
             ok("64:ff9b::a01:203", &["64:ff9b::/96", "10.0.0.0/8"], &[]),
             Ok(())
@@ -344,6 +363,13 @@ mod tests {
             assert_eq!(on_one(own, own, &["1.1.1.0/24", "2606::/16"]), Ok(()));
             assert_eq!(on_one(own, "1.1.1.2", &[]), Ok(()));
         }
+        let by_nat64 = |allow| on_one("1.1.1.1", "64:ff9b::101:101", allow);
+        assert_eq!(by_nat64(&[]), Err(Unfit::Own));
+        assert_eq!(by_nat64(&["64:ff9b::/96"]), Err(Unfit::Own));
+        assert_eq!(by_nat64(&["1.1.1.1/32"]), Ok(()));
+        // It may be an address of this machine itself.
+        let nat64 = "64:ff9b::101:101";
+        assert_eq!(on_one(nat64, nat64, &["1.1.1.1/32"]), Err(Unfit::Own));
     }
 
     #[test]

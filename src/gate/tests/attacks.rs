@@ -73,12 +73,14 @@ async fn answers() {
     }
     // Nothing, too much, and nobody there.
     let many: Vec<&str> = std::iter::repeat_n("127.0.0.2", 1000).collect();
-    for (answer, status) in [(&[][..], 502), (&many, 200)] {
+    // Of a host with IPv4 alone DNS64 gives both.
+    let synthesized = ["127.0.0.2", "64:ff9b::101:101"];
+    for (answer, status) in [(&[][..], 502), (&many, 200), (&synthesized, 200)] {
         world.resolver.say("api.example.com", &[answer]);
         let (_client, head) = world.connect(&authority).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
     }
-    assert_eq!((host.reached(), sentinel.reached()), (1, 0));
+    assert_eq!((host.reached(), sentinel.reached()), (2, 0));
     drop(host);
     world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
     // The port is closed when the task of its listener has ended.
