@@ -7,8 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -59,8 +60,8 @@ impl std::fmt::Display for InterpreterError {
             Self::Start(p, e) => write!(f, "cannot execute the interpreter {}: {e}", p.display()),
             Self::Slow(p) => write!(f, "the interpreter {} did not describe itself within {} s", p.display(), DISCOVERY_TIME.as_secs()),
             Self::Answer(p, e) => write!(f, "the interpreter {} cannot be used: {e}", p.display()),
-            Self::TooOld(p, v) => write!(f, "the interpreter {} is Python {v}; 3.9 or later is needed", p.display()),
-            Self::NotCpython(p, v) => write!(f, "the interpreter {} is {v}; CPython is needed", p.display()),
+            Self::TooOld(p, v) => write!(f, "the interpreter {} is Python {v}; 3.9 or later is needed: name another in `interpreter`", p.display()),
+            Self::NotCpython(p, v) => write!(f, "the interpreter {} is {v}; CPython is needed: name another in `interpreter`", p.display()),
             Self::OtherObjects(p) => write!(f, "the interpreter {} is a free-threaded build of CPython, or one that traces references: take an ordinary one, as python3.13 instead of python3.13t", p.display()),
         }
     }
@@ -72,12 +73,19 @@ const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 const LOCALES: [&str; 2] = ["/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"];
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(30);
+/// What is kept of an interpreter's stderr, of whose end one line is told.
+const STDERR_BYTES_MAX: usize = 1024;
 
-/// What `discover.py` prints.
+/// What `discover.py` prints first, and alone where that is enough to be refused.
 #[derive(Deserialize)]
-struct Discovered {
+struct Named {
     version: (u32, u32),
     implementation: String,
+}
+
+/// What it prints besides.
+#[derive(Deserialize)]
+struct Discovered {
     head_bytes: u64,
     program: String,
     prefixes: Vec<String>,
@@ -100,15 +108,17 @@ impl Interpreter {
             None => default_path().ok_or(InterpreterError::NotFound)?,
         };
         let answer = ask(&path, guest, DISCOVERY_TIME)?;
-        let found: Discovered = serde_json::from_str(&answer)
-            .map_err(|e| InterpreterError::Answer(path.clone(), e.to_string()))?;
-        if found.implementation != "cpython" {
-            return Err(InterpreterError::NotCpython(path, found.implementation));
+        let unreadable =
+            |e: serde_json::Error| InterpreterError::Answer(path.clone(), e.to_string());
+        let named: Named = serde_json::from_str(&answer).map_err(unreadable)?;
+        if named.implementation != "cpython" {
+            return Err(InterpreterError::NotCpython(path, named.implementation));
         }
-        let version = format!("{}.{}", found.version.0, found.version.1);
-        if found.version < (3, 9) {
+        let version = format!("{}.{}", named.version.0, named.version.1);
+        if named.version < (3, 9) {
             return Err(InterpreterError::TooOld(path, version));
         }
+        let found: Discovered = serde_json::from_str(&answer).map_err(unreadable)?;
         if found.head_bytes != OBJECT_HEAD_BYTES {
             return Err(InterpreterError::OtherObjects(path));
         }
@@ -260,9 +270,10 @@ fn ask(
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| InterpreterError::Start(path.into(), e))?;
+    let mut complaints = Complaints::of(child.stderr.take());
     let guest: BTreeMap<&str, &str> = guest
         .iter()
         .map(|(n, t)| (n.as_str(), t.as_str()))
@@ -287,6 +298,7 @@ fn ask(
         return Err(InterpreterError::Start(path.into(), e));
     }
     let status = loop {
+        complaints.hear();
         let ended = match child.try_wait() {
             // Whoever has started the gateway ignores the end of children (SIGCHLD), and so the kernel does not say how this one
             // ended: its answer does.
@@ -303,9 +315,10 @@ fn ask(
         }
     };
     if let Some(status) = status.filter(|status| !status.success()) {
+        complaints.hear();
         return Err(InterpreterError::Answer(
             path.into(),
-            format!("it ended with {status}"),
+            format!("it ended with {status}{}", complaints.last_line()),
         ));
     }
     let answer = heard
@@ -320,6 +333,42 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
+/// What an interpreter says on stderr. It is read now and then, so that nobody waits for room there, and never waited for: what it
+/// has started may have the other end still.
+struct Complaints {
+    from: Option<ChildStderr>,
+    end: Vec<u8>,
+}
+
+impl Complaints {
+    fn of(from: Option<ChildStderr>) -> Self {
+        Complaints {
+            // One that would be waited for is not read.
+            from: from.filter(|from| sys::set_nonblocking(from.as_fd()).is_ok()),
+            end: Vec::new(),
+        }
+    }
+
+    fn hear(&mut self) {
+        // As much as a pipe holds: who goes on and on is not listened to for longer than he may take.
+        let mut room = vec![0; 1 << 16];
+        let read = self
+            .from
+            .as_mut()
+            .and_then(|from| from.read(&mut room).ok());
+        self.end.extend_from_slice(&room[..read.unwrap_or(0)]);
+        let before = self.end.len().saturating_sub(STDERR_BYTES_MAX);
+        self.end.drain(..before);
+    }
+
+    /// With which Python says what was wrong; empty when nothing was said.
+    fn last_line(&self) -> String {
+        let text = String::from_utf8_lossy(&self.end);
+        let last = text.lines().rev().map(str::trim).find(|it| !it.is_empty());
+        last.map_or_else(String::new, |last| format!(": {last}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
@@ -331,8 +380,6 @@ mod tests {
 
     fn found(prefix: &str) -> Discovered {
         Discovered {
-            version: (3, 12),
-            implementation: "cpython".into(),
             head_bytes: OBJECT_HEAD_BYTES,
             program: format!("{prefix}/bin/python3.12"),
             prefixes: vec![prefix.into()],
@@ -437,6 +484,58 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn an_interpreter_that_fails_is_told_with_its_last_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let shim = dir.path().join("python3");
+        let told = |script: &str| {
+            make_shim(&shim, script);
+            let why = Interpreter::discover(shim.to_str(), &[]).unwrap_err();
+            why.to_string().replace(shim.to_str().unwrap(), "IT")
+        };
+        let silent = "the interpreter IT cannot be used: it ended with exit status: 3";
+        assert_eq!(told("exit 3"), silent);
+        let long = "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2";
+        for script in [
+            "{ echo Traceback; echo \"OSError: no more\"; echo; } >&2; exit 3",
+            // More than anybody keeps, or a pipe holds.
+            &format!("{long}; echo 'OSError: no more' >&2; exit 3"),
+        ] {
+            assert_eq!(told(script), format!("{silent}: OSError: no more"));
+        }
+        let line = told(&format!("{long}; exit 3"));
+        assert_eq!(
+            line,
+            format!("{silent}: {}", "x".repeat(STDERR_BYTES_MAX - 1))
+        );
+    }
+
+    /// What it needs to describe itself is not there in old ones.
+    #[test]
+    fn an_interpreter_that_is_none_of_ours_is_told_before_anything_is_asked_of_it() {
+        let python = default_path().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let shim = dir.path().join("python3");
+        let told = |is: &str| {
+            let code = format!(
+                "import sys; from importlib import _bootstrap_external as b; del b._code_to_hash_pyc; {is}"
+            );
+            let python = python.display();
+            make_shim(&shim, &format!("exec {python} -I -S -B -c \"{code}\n$5\""));
+            let guest = [("a.py".to_owned(), "1".to_owned())];
+            let why = Interpreter::discover(shim.to_str(), &guest).unwrap_err();
+            why.to_string().replace(shim.to_str().unwrap(), "IT")
+        };
+        assert_eq!(
+            told("sys.version_info = (3, 6, 15)"),
+            "the interpreter IT is Python 3.6; 3.9 or later is needed: name another in `interpreter`"
+        );
+        assert_eq!(
+            told("sys.implementation.name = 'pypy'"),
+            "the interpreter IT is pypy; CPython is needed: name another in `interpreter`"
+        );
     }
 
     /// Its module would be loaded with another layout than it has, and every zygote would crash.

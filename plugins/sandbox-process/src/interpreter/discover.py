@@ -1,6 +1,14 @@
 # Run once, outside, with the operator's interpreter: what does it need to start? Reads the guest's files (a JSON object
 # of name and text) and the directory that they will be in, prints one JSON object.
-import sys, json, os, struct
+import sys, json
+
+said = {"version": list(sys.version_info[:2]), "implementation": sys.implementation.name}
+if sys.version_info < (3, 9) or sys.implementation.name != "cpython":
+    # That is enough to be refused, and what follows may not be there.
+    print(json.dumps(said))
+    sys.exit()
+
+import os, struct
 from importlib import _bootstrap_external, util
 
 def elf(path):
@@ -103,9 +111,7 @@ try:
 except ImportError:
     pass
 
-print(json.dumps({
-    "version": list(sys.version_info[:2]),
-    "implementation": sys.implementation.name,
+said.update({
     "head_bytes": object.__basicsize__,
     "program": program,
     "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),
@@ -115,4 +121,5 @@ print(json.dumps({
     "libraries": libraries,
     "compiled": compiled,
     "certificates": certificates,
-}))
+})
+print(json.dumps(said))
