@@ -52,7 +52,7 @@ use lock::{Lock, lock};
 use pace::Pace;
 use restraint::{Hold, Restraint};
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
-pub(crate) use start::enter;
+pub(crate) use start::{detached, enter};
 use strays::Strays;
 use zygotes::{Ordered, Zygotes};
 

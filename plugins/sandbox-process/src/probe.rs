@@ -3,23 +3,21 @@
 //! Flags in /proc and version numbers lie (a security module, a seccomp filter of the container around us, a masked
 //! /proc); a trial does not. A layer that fails and is not excused in writing stops the instance from starting.
 
+mod whole;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use skillgate_plugin_guest::BOOTSTRAP;
-
-use crate::cgroup::{GroupLimits, Groups, RunGroup};
-use crate::isolate::{self, BORN_IN, Ground, Isolation};
-use crate::launcher::{self, Id, Ids};
-use crate::root::GUEST;
-use crate::sys::{self, Fork, Poll};
-use crate::wire::{EXCUSED, Layer, LayerReport, LayerState, Report, RunSpec};
+use crate::cgroup::{GroupLimits, Groups};
+use crate::isolate::{self, BORN_IN, Ground};
+use crate::launcher::{Id, Ids};
+use crate::sys::{self, Fork};
+use crate::wire::{EXCUSED, Layer, LayerReport, LayerState};
 use crate::{landlock, seccomp};
+use whole::whole;
 
 /// Layers whose absence an operator may excuse, with the names for `downgrades`.
 pub(crate) const EXCUSABLE: [Layer; 3] = [Layer::Cgroup, Layer::Landlock, Layer::UserNamespace];
-/// How long the interpreter may take to start, the first time, from a cold disk.
-const TRIAL_NS: u64 = 30_000_000_000;
 
 /// As whom the launcher works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -421,107 +419,4 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
         ),
     };
     (line, Some(groups))
-}
-
-/// The whole way of a run, to the end of an interpreter that finds itself where it should be.
-fn whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> LayerReport {
-    const ADVICE: &str = "see the detail; `interpreter` names another Python";
-    match try_whole(ground, id, groups) {
-        Ok(()) => ok(
-            Layer::Run,
-            format!("Python {} starts isolated", ground.interpreter.version),
-        ),
-        Err(e) => missing(Layer::Run, e, ADVICE),
-    }
-}
-
-fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<(), String> {
-    let text = |e: io::Error| e.to_string();
-    let spec = RunSpec {
-        run_id: "run_probe".into(),
-        deadline_ns: u64::MAX,
-        max_pids: 8,
-        cpu_ms: 0,
-        memory_bytes: 512 << 20,
-        disk_bytes: 1 << 20,
-        disk_inodes: 64,
-        mounts: Vec::new(),
-        network: false,
-    };
-    let mut group = groups
-        .map(|groups| groups.make_run(spec.group_limits()))
-        .transpose()
-        .map_err(text)?;
-    let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
-    let (report, report_in) = sys::pipe().map_err(text)?;
-    let (output, output_in) = sys::pipe().map_err(text)?;
-    sys::set_nonblocking(output.as_fd()).map_err(text)?;
-    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(text)?;
-    let check = format!(
-        "import os, json, sys; sys.exit(0 if os.getpid() > 1 and os.path.isfile('{GUEST}/{BOOTSTRAP}') else 3)"
-    );
-    let arguments = [
-        ground.interpreter.program.as_str(),
-        "-I",
-        "-S",
-        "-B",
-        "-c",
-        &check,
-    ]
-    .into_iter()
-    .map(sys::cstr)
-    .collect::<io::Result<_>>();
-    let isolation = Isolation {
-        ground,
-        spec: &spec,
-        outer_id: id,
-        entrance: &entrance,
-        mounts: &[],
-        output: output_in.as_fd(),
-        channel: channel_in.as_fd(),
-        report: report_in.as_fd(),
-        notice: None,
-        arguments: Some(arguments.map_err(text)?),
-    };
-    let (pid, pidfd) = match sys::clone_process(ground.born_in(), entrance.born_in).map_err(text)? {
-        Fork::Child => launcher::enter(&isolation),
-        Fork::Parent { pid, pidfd } => (pid, pidfd),
-    };
-    drop((report_in, output_in, channel_in));
-    let mut ended = [Poll::readable(pidfd.as_fd())];
-    sys::poll(&mut ended, Some(TRIAL_NS)).map_err(text)?;
-    sys::kill_by_pidfd(pidfd.as_fd()).map_err(text)?;
-    sys::wait(pid).map_err(text)?;
-    drop(channel);
-    if let Some(group) = &mut group {
-        // Empty at once or swept later; a trial must not fail for it.
-        let _ = group.try_remove();
-    }
-    let mut heard = String::new();
-    io::Read::read_to_string(&mut std::fs::File::from(report), &mut heard).map_err(text)?;
-    let mut said = [0; 1024];
-    let said = sys::read(output.as_fd(), &mut said)
-        .map(|n| String::from_utf8_lossy(&said[..n]).into_owned())
-        .unwrap_or_default();
-    for line in heard.lines() {
-        match serde_json::from_str(line) {
-            Ok(Report::Ready | Report::Begun) => {}
-            Ok(Report::Failed { step, error }) => {
-                return Err(format!("isolation step {step}: {error}"));
-            }
-            Ok(Report::Exited { code: 0, signal: 0 }) => return Ok(()),
-            Ok(Report::Exited { code, signal }) => {
-                return Err(format!(
-                    "the interpreter ended with code {code} signal {signal}: {}",
-                    said.trim()
-                ));
-            }
-            Err(e) => return Err(format!("init said something strange: {e}")),
-        }
-    }
-    Err(if ended[0].is_ready() {
-        "init ended without a word".into()
-    } else {
-        "the interpreter did not start in time".into()
-    })
 }

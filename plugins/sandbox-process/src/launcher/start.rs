@@ -144,7 +144,7 @@ pub(super) fn detached_all(specs: &[MountSpec], without: &Without) -> Result<Vec
 
 /// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
 /// only used when it is the same file.
-fn detached(spec: &MountSpec, without: &Without) -> io::Result<OwnedFd> {
+pub(crate) fn detached(spec: &MountSpec, without: &Without) -> io::Result<OwnedFd> {
     let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW)?;
     let stat = sys::stat(at.as_fd())?;
     if (stat.dev, stat.ino) != (spec.dev, spec.ino) {

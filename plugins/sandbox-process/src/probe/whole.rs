@@ -1,0 +1,186 @@
+//! Last of all, a run: with everything of a run's but a skill's code.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use skillgate_plugin_guest::BOOTSTRAP;
+
+use super::{MOUNTS_ADVICE, missing, ok};
+use crate::cgroup::{Groups, RunGroup};
+use crate::interpreter::Interpreter;
+use crate::isolate::{Ground, Isolation};
+use crate::launcher;
+use crate::root::GUEST;
+use crate::sys::{self, Fork, Poll};
+use crate::wire::{Layer, LayerReport, MountSpec, Report, RunSpec};
+
+/// How long the interpreter may take to start, the first time, from a cold disk.
+const TRIAL_NS: u64 = 30_000_000_000;
+/// Where the trial finds what it has mounted, which is the interpreter's library once more: as a run has its skills.
+const MOUNTED: &str = "/skills/probe";
+
+/// The whole way of a run, to the end of an interpreter that finds itself where it should be.
+pub(super) fn whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> LayerReport {
+    match try_whole(ground, id, groups) {
+        Ok(()) => ok(
+            Layer::Run,
+            format!("Python {} starts isolated", ground.interpreter.version),
+        ),
+        Err(trouble) => missing(Layer::Run, trouble.detail, trouble.advice),
+    }
+}
+
+/// What the trial of the whole fails at.
+struct Trouble {
+    detail: String,
+    advice: &'static str,
+}
+
+impl From<String> for Trouble {
+    fn from(detail: String) -> Self {
+        let advice = "see the detail; `interpreter` names another Python";
+        Trouble { detail, advice }
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(e: io::Error) -> Self {
+        e.to_string().into()
+    }
+}
+
+fn trial_spec(interpreter: &Interpreter) -> io::Result<RunSpec> {
+    let Some((_, library)) = interpreter.shown.first() else {
+        return Err(io::Error::other("the interpreter has no library"));
+    };
+    let stat = sys::stat(sys::open(library, libc::O_PATH)?.as_fd())?;
+    let mount = MountSpec {
+        target: MOUNTED.into(),
+        path: library.clone(),
+        dev: stat.dev,
+        ino: stat.ino,
+    };
+    Ok(RunSpec {
+        run_id: "run_probe".into(),
+        deadline_ns: u64::MAX,
+        max_pids: 8,
+        cpu_ms: 0,
+        memory_bytes: 512 << 20,
+        disk_bytes: 1 << 20,
+        disk_inodes: 64,
+        mounts: vec![mount],
+        network: false,
+    })
+}
+
+fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<(), Trouble> {
+    let spec = trial_spec(&ground.interpreter)?;
+    // Made as those of runs are: by a kernel that is too old for these, each run with a skill would fail.
+    let detached = |mount: &MountSpec| launcher::detached(mount, &ground.without);
+    let mounts: io::Result<Vec<_>> = spec.mounts.iter().map(detached).collect();
+    let mounts = mounts.map_err(|e| Trouble {
+        detail: format!("cannot make the mount of a skill: {e}"),
+        advice: MOUNTS_ADVICE,
+    })?;
+    let mut group = groups
+        .map(|groups| groups.make_run(spec.group_limits()))
+        .transpose()?;
+    let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
+    let (report, report_in) = sys::pipe()?;
+    let (output, output_in) = sys::pipe()?;
+    sys::set_nonblocking(output.as_fd())?;
+    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
+    let check = format!(
+        "import os, json, sys; sys.exit(0 if os.getpid() > 1 and os.path.isfile('{GUEST}/{BOOTSTRAP}') and os.path.isdir('{MOUNTED}') else 3)"
+    );
+    let arguments = [
+        ground.interpreter.program.as_str(),
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        &check,
+    ]
+    .into_iter()
+    .map(sys::cstr)
+    .collect::<io::Result<_>>();
+    let isolation = Isolation {
+        ground,
+        spec: &spec,
+        outer_id: id,
+        entrance: &entrance,
+        mounts: &mounts,
+        output: output_in.as_fd(),
+        channel: channel_in.as_fd(),
+        report: report_in.as_fd(),
+        notice: None,
+        arguments: Some(arguments?),
+    };
+    let (pid, pidfd) = match sys::clone_process(ground.born_in(), entrance.born_in)? {
+        Fork::Child => launcher::enter(&isolation),
+        Fork::Parent { pid, pidfd } => (pid, pidfd),
+    };
+    drop((report_in, output_in, channel_in));
+    let mut ended = [Poll::readable(pidfd.as_fd())];
+    sys::poll(&mut ended, Some(TRIAL_NS))?;
+    sys::kill_by_pidfd(pidfd.as_fd())?;
+    sys::wait(pid)?;
+    drop(channel);
+    if let Some(group) = &mut group {
+        // Empty at once or swept later; a trial must not fail for it.
+        let _ = group.try_remove();
+    }
+    let mut heard = String::new();
+    io::Read::read_to_string(&mut std::fs::File::from(report), &mut heard)?;
+    let mut said = [0; 1024];
+    let said = sys::read(output.as_fd(), &mut said)
+        .map(|n| String::from_utf8_lossy(&said[..n]).into_owned())
+        .unwrap_or_default();
+    for line in heard.lines() {
+        match serde_json::from_str(line) {
+            Ok(Report::Ready | Report::Begun) => {}
+            Ok(Report::Failed { step, error }) => {
+                return Err(format!("isolation step {step}: {error}").into());
+            }
+            Ok(Report::Exited { code: 0, signal: 0 }) => return Ok(()),
+            Ok(Report::Exited { code, signal }) => {
+                return Err(format!(
+                    "the interpreter ended with code {code} signal {signal}: {}",
+                    said.trim()
+                )
+                .into());
+            }
+            Err(e) => return Err(format!("init said something strange: {e}").into()),
+        }
+    }
+    Err(if ended[0].is_ready() {
+        "init ended without a word".to_owned().into()
+    } else {
+        "the interpreter did not start in time".to_owned().into()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interpreter() -> Interpreter {
+        Interpreter {
+            shown: vec![("/usr/lib/python3.12".into(), "/".into())],
+            ..Interpreter::default()
+        }
+    }
+
+    #[test]
+    fn what_is_tried_has_a_mount_as_a_run_with_a_skill_has() {
+        let spec = trial_spec(&interpreter()).unwrap();
+        let stat = sys::stat(sys::open("/", libc::O_PATH).unwrap().as_fd()).unwrap();
+        let mount = MountSpec {
+            target: MOUNTED.into(),
+            path: "/".into(),
+            dev: stat.dev,
+            ino: stat.ino,
+        };
+        assert_eq!(spec.mounts, [mount]);
+    }
+}
