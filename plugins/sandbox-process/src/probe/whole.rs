@@ -8,7 +8,7 @@ use skillgate_plugin_guest::BOOTSTRAP;
 use super::{MOUNTS_ADVICE, missing, ok};
 use crate::cgroup::{Groups, RunGroup};
 use crate::interpreter::Interpreter;
-use crate::isolate::{Ground, Isolation};
+use crate::isolate::{Ground, Isolation, Step};
 use crate::launcher;
 use crate::root::GUEST;
 use crate::sys::{self, Fork, Poll};
@@ -46,6 +46,20 @@ impl From<String> for Trouble {
 impl From<io::Error> for Trouble {
     fn from(e: io::Error) -> Self {
         e.to_string().into()
+    }
+}
+
+impl Trouble {
+    /// Of a step that has failed.
+    fn at(step: &str, error: &str) -> Self {
+        const PROC_ADVICE: &str = "in a container, a /proc of which nothing is masked (Docker's `--security-opt systempaths=unconfined`, Kubernetes' `procMount: Unmasked`): in a user namespace the kernel makes a run's own /proc only beside such a one";
+        let refused = io::Error::from_raw_os_error(libc::EPERM).to_string();
+        let detail = format!("isolation step {step}: {error}");
+        if step == format!("{:?}", Step::Proc) && error == refused {
+            let advice = PROC_ADVICE;
+            return Trouble { detail, advice };
+        }
+        detail.into()
     }
 }
 
@@ -140,7 +154,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         match serde_json::from_str(line) {
             Ok(Report::Ready | Report::Begun) => {}
             Ok(Report::Failed { step, error }) => {
-                return Err(format!("isolation step {step}: {error}").into());
+                return Err(Trouble::at(&step, &error));
             }
             Ok(Report::Exited { code: 0, signal: 0 }) => return Ok(()),
             Ok(Report::Exited { code, signal }) => {
@@ -182,5 +196,17 @@ mod tests {
             ino: stat.ino,
         };
         assert_eq!(spec.mounts, [mount]);
+    }
+
+    #[test]
+    fn a_masked_proc_is_not_said_to_be_the_interpreters() {
+        let refused = io::Error::from_raw_os_error(libc::EPERM).to_string();
+        let advice = |step, error: &str| Trouble::at(step, error).advice;
+        assert!(advice("Proc", &refused).contains("systempaths=unconfined"));
+        for (step, error) in [("Proc", "no such device"), ("Root", &refused)] {
+            assert!(advice(step, error).contains("`interpreter`"), "{step}");
+        }
+        let said = Trouble::at("Proc", &refused).detail;
+        assert_eq!(said, format!("isolation step Proc: {refused}"));
     }
 }
