@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::sys;
 pub(crate) use held::{Held, Part};
-use hierarchy::{Hierarchy, hierarchies};
+use hierarchy::{Hierarchy, enable, hierarchies};
 use lent::Lent;
 use swept::sweep;
 pub(crate) use used::GroupUse;
@@ -239,6 +239,12 @@ impl Groups {
                         format!("{}: {e}", parent.display()),
                     ));
                 }
+            }
+            let h = h.bounding_in(&parent);
+            if h.controllers.is_empty() {
+                // No run is put there.
+                remove_if_there(&parent)?;
+                continue;
             }
             self.parents.push((Arc::new(h.clone()), parent.clone()));
             if h.v2 {
@@ -527,24 +533,6 @@ fn remove_if_there(dir: &Path) -> io::Result<()> {
     match fs::remove_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
-    }
-}
-
-/// v2: lets children of a group be limited. Fails where the group itself holds processes.
-fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
-    let path = dir.join("cgroup.subtree_control");
-    let have = fs::read_to_string(&path)
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot read {}: {e}", path.display())))?;
-    let missing: Vec<String> = controllers
-        .iter()
-        .filter(|c| !have.split_whitespace().any(|h| h == **c))
-        .map(|c| format!("+{c}"))
-        .collect();
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        let all = missing.join(" ");
-        fs::write(&path, &all).map_err(|e| cannot_write(&path, &all, e))
     }
 }
 

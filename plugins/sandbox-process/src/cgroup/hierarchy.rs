@@ -1,9 +1,10 @@
 //! Which control group hierarchies this host has, and where in them this process may work.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::enable;
+use super::cannot_write;
 
 /// One hierarchy, and the group below which the instance works.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +14,19 @@ pub(super) struct Hierarchy {
     pub(super) controllers: Vec<&'static str>,
     /// Where the instance's parent group is made.
     pub(super) base: PathBuf,
+}
+
+/// With which `cpu` bounds what a group uses, in version 1 and 2: a kernel without CONFIG_CFS_BANDWIDTH has no such file.
+const QUOTA_FILE: [&str; 2] = ["cpu.cfs_quota_us", "cpu.max"];
+
+impl Hierarchy {
+    /// Without what bounds nothing in `group`, one of the instance's own in it.
+    pub(super) fn bounding_in(mut self, group: &Path) -> Self {
+        if !group.join(QUOTA_FILE[usize::from(self.v2)]).exists() {
+            self.controllers.retain(|controller| *controller != "cpu");
+        }
+        self
+    }
 }
 
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
@@ -88,6 +102,24 @@ pub(super) fn hierarchies(
         });
     }
     (found, refused)
+}
+
+/// v2: lets children of a group be limited. Fails where the group itself holds processes.
+pub(super) fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
+    let path = dir.join("cgroup.subtree_control");
+    let have = fs::read_to_string(&path)
+        .map_err(|e| io::Error::new(e.kind(), format!("cannot read {}: {e}", path.display())))?;
+    let missing: Vec<String> = controllers
+        .iter()
+        .filter(|c| !have.split_whitespace().any(|h| h == **c))
+        .map(|c| format!("+{c}"))
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        let all = missing.join(" ");
+        fs::write(&path, &all).map_err(|e| cannot_write(&path, &all, e))
+    }
 }
 
 /// The group of version 2 below which runs can have theirs, with this process in `own` and the mount at `point`.
@@ -225,6 +257,24 @@ mod tests {
         fs::create_dir(no).unwrap();
         let said = why("0::/gateway\n");
         assert!(said.contains("GROUP/cgroup.subtree_control"), "{said}");
+    }
+
+    /// Then a run can use every processor, and its other limits hold: the report says so of a host without the controller.
+    #[test]
+    fn processors_that_cannot_be_bounded_are_left_out() {
+        let tmp = tempfile::tempdir().unwrap();
+        for (v2, file) in [(false, "cpu.cfs_quota_us"), (true, "cpu.max")] {
+            let hierarchy = Hierarchy {
+                v2,
+                controllers: vec!["memory", "cpu", "cpuacct"],
+                base: tmp.path().into(),
+            };
+            let without = hierarchy.clone().bounding_in(tmp.path());
+            assert_eq!(without.controllers, ["memory", "cpuacct"]);
+            fs::write(tmp.path().join(file), "").unwrap();
+            let with = hierarchy.clone().bounding_in(tmp.path());
+            assert_eq!(with, hierarchy);
+        }
     }
 
     #[test]
