@@ -39,6 +39,8 @@ pub(crate) struct Interpreter {
     pub(crate) certificates: Option<(String, String)>,
     /// What may be executed, beside the program: the dynamic loader.
     pub(crate) loader: Option<String>,
+    /// How the standard library is compiled, where it is not: program and library, outside.
+    pub(crate) uncompiled: Option<(String, String)>,
 }
 
 /// Why an interpreter cannot be used.
@@ -90,6 +92,7 @@ struct Discovered {
     program: String,
     prefixes: Vec<String>,
     stdlib: String,
+    is_compiled: bool,
     dynload: Vec<String>,
     loader: Option<String>,
     libraries: Vec<(String, String)>,
@@ -195,6 +198,7 @@ impl Interpreter {
             compiled: found.compiled,
             certificates: found.certificates,
             loader: found.loader,
+            uncompiled: (!found.is_compiled).then_some((found.program, found.stdlib)),
         }
     }
 }
@@ -384,6 +388,7 @@ mod tests {
             program: format!("{prefix}/bin/python3.12"),
             prefixes: vec![prefix.into()],
             stdlib: format!("{prefix}/lib/python3.12"),
+            is_compiled: true,
             dynload: vec![format!("{prefix}/lib/python3.12/lib-dynload")],
             loader: Some("/lib64/ld-linux-x86-64.so.2".into()),
             compiled: BTreeMap::new(),
@@ -538,6 +543,35 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_library_that_is_not_compiled_is_known() {
+        let python = default_path().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (shim, caches) = (dir.path().join("python3"), dir.path().join("caches"));
+        let exec = format!(
+            "exec {} -X pycache_prefix={}",
+            python.display(),
+            caches.display()
+        );
+        make_shim(&shim, &format!("{exec} \"$@\""));
+        let uncompiled = || {
+            Interpreter::discover(shim.to_str(), &[])
+                .unwrap()
+                .uncompiled
+        };
+        let (program, library) = uncompiled().unwrap();
+        let is_there = Path::new(&program).is_file() && Path::new(&library).join("os.py").is_file();
+        assert!(is_there, "{program} {library}");
+        // Whose bytes are of no use, but there.
+        let makes = "import glob, os, sys; from importlib.util import cache_from_source as of
+paths = [of(path) for path in glob.glob(os.path.dirname(os.__file__) + '/*.py')]
+os.makedirs(os.path.dirname(paths[0]))
+for path in paths: open(path, 'w').close()";
+        let made = Command::new(&shim).args(["-I", "-B", "-c", makes]).status();
+        assert!(made.unwrap().success());
+        assert_eq!(uncompiled(), None);
+    }
+
     /// Its module would be loaded with another layout than it has, and every zygote would crash.
     #[test]
     fn an_interpreter_whose_objects_are_others_is_refused() {
@@ -546,7 +580,7 @@ mod tests {
         let discover = |head_bytes: u64| {
             let mut said = serde_json::json!({
                 "version": [3, 13], "implementation": "cpython", "program": "/usr/bin/python3.13t",
-                "prefixes": ["/usr"], "stdlib": "/usr/lib/python3.13t", "dynload": [], "loader": null,
+                "prefixes": ["/usr"], "stdlib": "/usr/lib/python3.13t", "is_compiled": true, "dynload": [], "loader": null,
                 "libraries": [], "compiled": {}, "certificates": null,
             });
             said["head_bytes"] = head_bytes.into();

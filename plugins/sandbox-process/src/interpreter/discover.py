@@ -48,6 +48,9 @@ def elf(path):
     return interp, data[start:data.index(b"\0", start)].decode()
 
 stdlib = os.path.dirname(os.path.realpath(os.__file__))
+# Where it has been compiled; a run could not keep what it compiles of it, and most modules are taken as all of them.
+modules = [os.path.join(stdlib, name) for name in os.listdir(stdlib) if name.endswith(".py")]
+is_compiled = sum(os.path.exists(util.cache_from_source(path)) for path in modules) * 2 >= len(modules)
 dynload = [p for p in sys.path if p.endswith("lib-dynload") and os.path.isdir(p)]
 # Load what the library's extension modules load. Those for windows, sound, NIS, dbm's databases, examples and Python's own tests stay out.
 skip = ("_tkinter", "xxlimited", "xxsubtype", "_xx", "_test", "_ctypes_test", "nis", "ossaudiodev", "_gdbm", "_dbm")
@@ -116,6 +119,7 @@ said.update({
     "program": program,
     "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),
     "stdlib": stdlib,
+    "is_compiled": is_compiled,
     "dynload": [os.path.realpath(p) for p in dynload],
     "loader": loader,
     "libraries": libraries,

@@ -22,11 +22,25 @@ const MOUNTED: &str = "/skills/probe";
 /// The whole way of a run, to the end of an interpreter that finds itself where it should be.
 pub(super) fn whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> LayerReport {
     match try_whole(ground, id, groups) {
-        Ok(()) => ok(
-            Layer::Run,
-            format!("Python {} starts isolated", ground.interpreter.version),
-        ),
+        Ok(()) => started(&ground.interpreter),
         Err(trouble) => missing(Layer::Run, trouble.detail, trouble.advice),
+    }
+}
+
+/// As safe where its library is not compiled, so no reason to call it degraded.
+fn started(interpreter: &Interpreter) -> LayerReport {
+    let detail = format!("Python {} starts isolated", interpreter.version);
+    let Some((program, library)) = &interpreter.uncompiled else {
+        return ok(Layer::Run, detail);
+    };
+    LayerReport {
+        advice: format!(
+            "`{program} -m compileall -q {library}`, as who may write there, and a restart: without it each run compiles anew what it imports of it, which takes several times as long"
+        ),
+        ..ok(
+            Layer::Run,
+            detail + "; its standard library is not compiled",
+        )
     }
 }
 
@@ -177,9 +191,11 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::LayerState;
 
     fn interpreter() -> Interpreter {
         Interpreter {
+            version: "3.12".into(),
             shown: vec![("/usr/lib/python3.12".into(), "/".into())],
             ..Interpreter::default()
         }
@@ -208,5 +224,20 @@ mod tests {
         }
         let said = Trouble::at("Proc", &refused).detail;
         assert_eq!(said, format!("isolation step Proc: {refused}"));
+    }
+
+    #[test]
+    fn a_library_that_is_not_compiled_is_told_with_what_compiles_it() {
+        let compiled = started(&interpreter());
+        assert_eq!(compiled.detail, "Python 3.12 starts isolated");
+        assert_eq!(compiled.advice, "");
+        let uncompiled = started(&Interpreter {
+            uncompiled: Some(("/opt/bin/python3.12".into(), "/opt/lib/python3.12".into())),
+            ..interpreter()
+        });
+        assert_eq!(uncompiled.state, LayerState::Ok);
+        assert!(uncompiled.detail.ends_with("is not compiled"));
+        let command = "`/opt/bin/python3.12 -m compileall -q /opt/lib/python3.12`";
+        assert!(uncompiled.advice.starts_with(command));
     }
 }
