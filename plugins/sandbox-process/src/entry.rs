@@ -11,7 +11,9 @@
     reason = "the first instructions of a process are not Rust"
 )]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::path::Path;
 
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 const LOADER: &[u8; 28] = b"/lib64/ld-linux-x86-64.so.2\0";
@@ -100,4 +102,33 @@ unsafe extern "C" fn skillgate_sandbox_launcher_start() -> ! {
         "brk #0",
         main = sym main, interp = sym INTERP, start = sym __libc_start_main,
     )
+}
+
+/// Why this file could not be executed, where it is for want of the loader: of that the kernel says "no such file", too.
+pub(crate) fn without_loader(error: &io::Error) -> Option<String> {
+    let named = CStr::from_bytes_until_nul(LOADER).ok()?.to_str().ok()?;
+    without(error, named)
+}
+
+fn without(error: &io::Error, loader: &str) -> Option<String> {
+    let is_lacking = error.kind() == io::ErrorKind::NotFound && !Path::new(loader).exists();
+    is_lacking.then(|| format!("its dynamic loader {loader} is not on this host"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loader_that_is_not_there_is_named() {
+        let of = |number| io::Error::from_raw_os_error(number);
+        assert_eq!(
+            without(&of(libc::ENOENT), "/none/ld.so").unwrap(),
+            "its dynamic loader /none/ld.so is not on this host"
+        );
+        assert_eq!(without(&of(libc::EACCES), "/none/ld.so"), None);
+        assert_eq!(without(&of(libc::ENOENT), "/proc/self/exe"), None);
+        // Where it is, tests are executed by it, too.
+        assert_eq!(without_loader(&of(libc::ENOENT)), None);
+    }
 }

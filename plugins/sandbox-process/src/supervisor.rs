@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, Level, abi};
 
+use crate::entry;
 use crate::launcher;
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
@@ -372,6 +373,7 @@ impl Starter {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|e| {
+                let e = entry::without_loader(&e).map_or(e, io::Error::other);
                 broken(
                     "cannot execute the launcher of runs (the plugin's own file)",
                     e,
