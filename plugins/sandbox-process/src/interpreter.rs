@@ -5,16 +5,15 @@
 //! outside, so that no path of the host appears in a traceback. Libraries are placed under their SONAME in the
 //! directory of the C library, which is the one that the dynamic loader searches without a cache.
 
+mod ask;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::root::GUEST;
+use self::ask::ask;
 use crate::sys;
 use crate::sys::python::OBJECT_HEAD_BYTES;
 
@@ -73,10 +72,7 @@ impl std::fmt::Display for InterpreterError {
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Where `C.UTF-8` is, by both names that distributions give it.
 const LOCALES: [&str; 2] = ["/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"];
-const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(30);
-/// What is kept of an interpreter's stderr, of whose end one line is told.
-const STDERR_BYTES_MAX: usize = 1024;
 
 /// What `discover.py` prints first, and alone where that is enough to be refused.
 #[derive(Deserialize)]
@@ -251,135 +247,11 @@ fn default_path() -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// Runs `discover.py`. PATH and HOME go along for interpreters that are started by a shim.
-fn ask(
-    path: &Path,
-    guest: &[(String, String)],
-    time: Duration,
-) -> Result<String, InterpreterError> {
-    let started = Instant::now();
-    let keep = ["PATH", "HOME"]
-        .into_iter()
-        .filter_map(|n| Some((n, std::env::var_os(n)?)));
-    let mut child = Command::new(path)
-        .args([
-            "-I",
-            "-S",
-            "-B",
-            "-c",
-            include_str!("interpreter/discover.py"),
-        ])
-        .env_clear()
-        .envs(keep)
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| InterpreterError::Start(path.into(), e))?;
-    let mut complaints = Complaints::of(child.stderr.take());
-    let guest: BTreeMap<&str, &str> = guest
-        .iter()
-        .map(|(n, t)| (n.as_str(), t.as_str()))
-        .collect();
-    let given = serde_json::json!({"directory": GUEST, "guest": guest}).to_string();
-    // Apart, so that one that neither reads nor ends holds up nobody for longer than it may take. What it has started may have
-    // both ends still when it has ended.
-    let (stdin, out) = (child.stdin.take(), child.stdout.take());
-    let (said, heard) = std::sync::mpsc::channel();
-    // It reads to the end before it says anything long. If it has died, its exit code says so below.
-    let writes = move || stdin.map(|mut stdin| stdin.write_all(given.as_bytes()));
-    let reads = move || {
-        let mut text = String::new();
-        let read = out.map(|out| out.take(ANSWER_BYTES_MAX).read_to_string(&mut text));
-        // Whoever has asked may have given up.
-        let _ = said.send(read.is_some_and(|read| read.is_ok()).then_some(text));
-    };
-    let thread = || std::thread::Builder::new().name("skillgate-asks".into());
-    let begun = thread().spawn(writes);
-    if let Err(e) = begun.and_then(|_| thread().spawn(reads)) {
-        end(&mut child);
-        return Err(InterpreterError::Start(path.into(), e));
-    }
-    let status = loop {
-        complaints.hear();
-        let ended = match child.try_wait() {
-            // Whoever has started the gateway ignores the end of children (SIGCHLD), and so the kernel does not say how this one
-            // ended: its answer does.
-            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => break None,
-            other => other.map_err(|e| InterpreterError::Start(path.into(), e))?,
-        };
-        match ended {
-            Some(status) => break Some(status),
-            None if started.elapsed() > time => {
-                end(&mut child);
-                return Err(InterpreterError::Slow(path.into()));
-            }
-            None => std::thread::sleep(Duration::from_millis(2)),
-        }
-    };
-    if let Some(status) = status.filter(|status| !status.success()) {
-        complaints.hear();
-        return Err(InterpreterError::Answer(
-            path.into(),
-            format!("it ended with {status}{}", complaints.last_line()),
-        ));
-    }
-    let answer = heard
-        .recv_timeout(time.saturating_sub(started.elapsed()))
-        .map_err(|_| InterpreterError::Slow(path.into()))?;
-    Ok(answer.unwrap_or_default())
-}
-
-fn end(child: &mut Child) {
-    // Both can only fail when it is gone already.
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
-/// What an interpreter says on stderr. It is read now and then, so that nobody waits for room there, and never waited for: what it
-/// has started may have the other end still.
-struct Complaints {
-    from: Option<ChildStderr>,
-    end: Vec<u8>,
-}
-
-impl Complaints {
-    fn of(from: Option<ChildStderr>) -> Self {
-        Complaints {
-            // One that would be waited for is not read.
-            from: from.filter(|from| sys::set_nonblocking(from.as_fd()).is_ok()),
-            end: Vec::new(),
-        }
-    }
-
-    fn hear(&mut self) {
-        // As much as a pipe holds: who goes on and on is not listened to for longer than he may take.
-        let mut room = vec![0; 1 << 16];
-        let read = self
-            .from
-            .as_mut()
-            .and_then(|from| from.read(&mut room).ok());
-        self.end.extend_from_slice(&room[..read.unwrap_or(0)]);
-        let before = self.end.len().saturating_sub(STDERR_BYTES_MAX);
-        self.end.drain(..before);
-    }
-
-    /// With which Python says what was wrong; empty when nothing was said.
-    fn last_line(&self) -> String {
-        let text = String::from_utf8_lossy(&self.end);
-        let last = text.lines().rev().map(str::trim).find(|it| !it.is_empty());
-        last.map_or_else(String::new, |last| format!(": {last}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
 
-    use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
-
+    use super::ask::tests::make_shim;
     use super::*;
 
     fn found(prefix: &str) -> Discovered {
@@ -411,110 +283,6 @@ mod tests {
                 ),
             ],
         }
-    }
-
-    fn make_shim(shim: &Path, script: &str) {
-        // By another process: what is open for writing here, and in what another test starts, cannot be executed.
-        let made = Command::new("sh")
-            .args([
-                "-c",
-                "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\"; chmod +x \"$0\"",
-            ])
-            .args([shim.as_os_str(), script.as_ref()])
-            .status();
-        assert!(made.unwrap().success());
-    }
-
-    /// A shim that hangs, or that leaves something running, is said to be slow instead of holding up the start for ever.
-    #[test]
-    fn an_interpreter_that_does_not_answer_is_waited_for_no_longer_than_it_may_take() {
-        let guest = [("large.py".to_owned(), "#".repeat(1 << 20))];
-        let dir = tempfile::tempdir().unwrap();
-        let shim = dir.path().join("python3");
-        let stays = "while [ -e \"$0\" ]; do sleep 0.1; done";
-        for script in [
-            "exec sleep 100",
-            &format!("cat > /dev/null; {stays} & exit 0"),
-        ] {
-            make_shim(&shim, script);
-            let started = Instant::now();
-            let answer = ask(&shim, &guest, Duration::from_millis(500));
-            assert!(
-                matches!(answer, Err(InterpreterError::Slow(_))),
-                "{script}: {answer:?}"
-            );
-            assert!(started.elapsed() < Duration::from_secs(50), "{script}");
-        }
-    }
-
-    /// A limit is a whole process's, and none is root's.
-    #[test]
-    fn an_interpreter_for_which_there_is_no_process_or_no_thread_is_an_error_and_leaves_none() {
-        let program = std::env::current_exe().unwrap();
-        let mut child = Command::new(&program);
-        child.args(["--exact", "--ignored"]);
-        child.arg("interpreter::tests::child_without_threads");
-        if rustix::process::geteuid().is_root() {
-            let is_open = |at: &Path| at.metadata().unwrap().mode() & 0o001 != 0;
-            if !program.ancestors().all(is_open) {
-                eprintln!("left out of these tests: nobody but root reaches what was built");
-                return;
-            }
-            child.uid(65534).gid(65534);
-        }
-        let output = child.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let passed = output.status.success() && said.contains("1 passed");
-        assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    #[test]
-    #[ignore = "run by an_interpreter_for_which_there_is_no_process_or_no_thread_is_an_error_and_leaves_none"]
-    fn child_without_threads() {
-        let mut refused = 0;
-        for room in 1_u64.. {
-            let current = Some(room);
-            let maximum = getrlimit(Resource::Nproc).maximum;
-            setrlimit(Resource::Nproc, Rlimit { current, maximum }).unwrap();
-            // First there is no process for it, then no thread beside it, no second one, and in the end all that it takes.
-            let answer = ask("/bin/true".as_ref(), &[], Duration::from_secs(20));
-            let left = wait(WaitOptions::NOHANG);
-            assert!(left.is_err(), "a process is left: {left:?}");
-            match answer {
-                Ok(nothing) => return assert!(nothing.is_empty() && refused > 0),
-                Err(InterpreterError::Start(_, error)) => {
-                    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
-                    refused += 1;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn an_interpreter_that_fails_is_told_with_its_last_line() {
-        let dir = tempfile::tempdir().unwrap();
-        let shim = dir.path().join("python3");
-        let told = |script: &str| {
-            make_shim(&shim, script);
-            let why = Interpreter::discover(shim.to_str(), &[]).unwrap_err();
-            why.to_string().replace(shim.to_str().unwrap(), "IT")
-        };
-        let silent = "the interpreter IT cannot be used: it ended with exit status: 3";
-        assert_eq!(told("exit 3"), silent);
-        let long = "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2";
-        for script in [
-            "{ echo Traceback; echo \"OSError: no more\"; echo; } >&2; exit 3",
-            // More than anybody keeps, or a pipe holds.
-            &format!("{long}; echo 'OSError: no more' >&2; exit 3"),
-        ] {
-            assert_eq!(told(script), format!("{silent}: OSError: no more"));
-        }
-        let line = told(&format!("{long}; exit 3"));
-        assert_eq!(
-            line,
-            format!("{silent}: {}", "x".repeat(STDERR_BYTES_MAX - 1))
-        );
     }
 
     /// What it needs to describe itself is not there in old ones.
