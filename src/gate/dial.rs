@@ -28,7 +28,15 @@ const FAILURES_LOGGED_MAX: u64 = 20;
 pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
     tokio::time::timeout(run.gate.settings.connect_timeout, dial_now(run, target))
         .await
-        .unwrap_or_else(|_| Err(Refusal::Timeout(target.clone())))
+        .unwrap_or_else(|_| {
+            // What was waited for is not known any more: the name, or the addresses that were under way.
+            if is_told(run) {
+                let grant = run.grant();
+                let (run_id, host) = (&grant.run_id, grant.plain(target.host()));
+                tracing::warn!(run_id, %host, "a granted host has not answered in time (gate.connect_timeout_ms)");
+            }
+            Err(Refusal::Timeout(target.clone()))
+        })
 }
 
 async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
@@ -106,25 +114,38 @@ fn patience(whole: Duration, addresses: usize) -> Duration {
 }
 
 /// The first of these to answer. One is dialled when another has failed, or has not answered for a moment; who is late is let go.
+/// Beside one that does not answer the other family has its turn, as long as it has addresses.
 async fn first<T, F: Future<Output = Result<T, Refusal>>>(
-    addresses: Vec<IpAddr>,
+    mut waiting: Vec<IpAddr>,
     without_any: Refusal,
     dial: impl Fn(IpAddr) -> F,
 ) -> Result<T, Refusal> {
     let mut refusal = without_any;
-    let mut waiting = addresses.into_iter();
     let mut dials = FuturesUnordered::new();
+    let mut under_way: Vec<IpAddr> = Vec::new();
     loop {
-        dials.extend(waiting.next().map(&dial));
-        let is_next_wanted = waiting.len() > 0 && dials.len() < DIALS_AT_ONCE_MAX;
+        let is_other = |it: &IpAddr| under_way.iter().all(|at| at.is_ipv6() != it.is_ipv6());
+        let next = waiting.iter().position(is_other).unwrap_or(0);
+        if next < waiting.len() {
+            let address = waiting.remove(next);
+            under_way.push(address);
+            let dialled = dial(address);
+            dials.push(async move { (address, dialled.await) });
+        }
+        let is_next_wanted = !waiting.is_empty() && dials.len() < DIALS_AT_ONCE_MAX;
         tokio::select! {
-            ended = dials.next() => match ended {
-                Some(Ok(dialled)) => return Ok(dialled),
-                // That passes, whatever the others say.
-                Some(Err(_)) if matches!(refusal, Refusal::Busy) => {}
-                Some(Err(why)) => refusal = why,
-                None => return Err(refusal),
-            },
+            ended = dials.next() => {
+                let Some((address, outcome)) = ended else {
+                    return Err(refusal);
+                };
+                under_way.retain(|it| *it != address);
+                match outcome {
+                    Ok(dialled) => return Ok(dialled),
+                    // That passes, whatever the others say.
+                    Err(_) if matches!(refusal, Refusal::Busy) => {}
+                    Err(why) => refusal = why,
+                }
+            }
             () = tokio::time::sleep(NEXT_DIAL), if is_next_wanted => {}
         }
     }
@@ -218,8 +239,10 @@ mod tests {
         let target = Target::parse(Scheme::Https, "a.example").unwrap();
         let none = Refusal::NoSuchHost(target.clone());
         let found = first(ips(texts), none, |ip| {
-            let IpAddr::V4(v4) = ip else { panic!("{ip}") };
-            let last = v4.octets()[3];
+            let last = match ip {
+                IpAddr::V4(ip) => ip.octets()[3],
+                IpAddr::V6(ip) => ip.octets()[15],
+            };
             dialled.borrow_mut().push(last);
             *under_way.borrow_mut() += 1;
             assert!(*under_way.borrow() <= DIALS_AT_ONCE_MAX);
@@ -257,6 +280,13 @@ mod tests {
         let (found, _, took) = dialled(&["9.9.9.0", "9.9.9.200", "9.9.9.1"]).await;
         assert!(found.is_ok());
         assert_eq!(took, NEXT_DIAL + Duration::from_millis(200));
+        // However many of a family lead nowhere.
+        let dead = ["2001:db8::", "9.9.9.3", "2001:db8::100", "9.9.9.1"];
+        let (found, tried, took) = dialled(&dead).await;
+        assert_eq!(
+            (found.is_ok(), tried, took),
+            (true, vec![0, 3, 1], NEXT_DIAL)
+        );
     }
 
     #[tokio::test(start_paused = true)]
