@@ -22,6 +22,15 @@ const FILES: [(&str, &str); 2] = [
 /// What the file system says.
 pub(super) fn write(root: &Path) -> io::Result<()> {
     let dir = root.join(NAME);
+    for dir in [root, &dir] {
+        // What it leads to is somebody else's.
+        if dir.is_symlink() {
+            return Err(io::Error::other(format!(
+                "{} is a link: remove it, since what else is in it would be removed",
+                dir.display()
+            )));
+        }
+    }
     std::fs::create_dir_all(&dir)?;
     // What another version has written would be served as the operator's own; what a start that was cut short has left is hidden,
     // and with a hidden file in it the directory is no skill.
@@ -50,9 +59,14 @@ fn keep_only(dir: &Path, names: &[&str]) -> io::Result<()> {
         if names.iter().any(|name| entry.file_name() == *name) {
             continue;
         }
+        let path = entry.path();
+        tracing::warn!(
+            path = %path.display(),
+            "what is not of this version is removed from the gateway's own directory; skills of yours belong into [skills].paths"
+        );
         match entry.file_type()?.is_dir() {
-            true => std::fs::remove_dir_all(entry.path())?,
-            false => std::fs::remove_file(entry.path())?,
+            true => std::fs::remove_dir_all(path)?,
+            false => std::fs::remove_file(path)?,
         }
     }
     Ok(())
@@ -106,6 +120,13 @@ mod tests {
         assert_eq!(names(root.path()), BTreeSet::from([NAME.to_owned()]));
         assert_eq!(names(&dir), FILES.map(|(name, _)| name.to_owned()).into());
         assert!(elsewhere.path().is_dir(), "a link is not followed");
+        // Nor where the directory itself is one.
+        let linked = root.path().join("linked");
+        std::fs::write(elsewhere.path().join("kept"), "").unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &linked).unwrap();
+        let why = write(&linked).unwrap_err().to_string();
+        assert!(why.contains("linked is a link"), "{why}");
+        assert!(elsewhere.path().join("kept").exists());
     }
 
     /// A directory with a hidden file in it is no skill.

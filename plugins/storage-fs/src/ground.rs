@@ -64,6 +64,8 @@ pub(crate) struct Ground {
     broken: AtomicBool,
     /// How many things have been retired in this life.
     removals: AtomicU64,
+    /// And how many have appeared.
+    publications: AtomicU64,
     floor: Arc<Floor>,
     host: Host,
 }
@@ -102,6 +104,7 @@ impl Ground {
             settled: Mutex::new(HashSet::new()),
             broken: AtomicBool::new(false),
             removals: AtomicU64::new(0),
+            publications: AtomicU64::new(0),
             floor: Arc::new(floor),
             host,
         };
@@ -116,6 +119,11 @@ impl Ground {
 
     pub(crate) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// How many things have appeared in this life.
+    pub(crate) fn publications(&self) -> u64 {
+        self.publications.load(Ordering::Relaxed)
     }
 
     /// What is free, and whether that is enough.
@@ -497,6 +505,7 @@ impl Durable {
             return Err(fault);
         }
         staging.published = true;
+        ground.publications.fetch_add(1, Ordering::Relaxed);
         Ok(Published::Done)
     }
 }

@@ -92,14 +92,18 @@ pub struct StorageFs {
 struct Writable {
     ground: Arc<Ground>,
     blobs: Blobs,
-    /// Why the disk has not taken what was to be stored last: it knows more of its room than it says, such as a quota's.
-    refused: Mutex<Option<String>>,
+    /// Why the disk has not taken something, and how many things had appeared by then: it knows more of its room than it says,
+    /// such as a quota's.
+    refused: Mutex<Option<(String, u64)>>,
 }
 
 impl Writable {
-    fn refused(&self) -> MutexGuard<'_, Option<String>> {
-        // A panic while it was held leaves a text or none.
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    /// As long as nothing has appeared since.
+    fn refused(&self) -> Option<String> {
+        let now = self.ground.publications();
+        let refused = self.lock_refused();
+        let (why, then) = refused.as_ref()?;
+        (*then == now).then(|| why.clone())
     }
 
     /// What came of a step of storing something.
@@ -107,16 +111,13 @@ impl Writable {
         if let Err(fault) = outcome
             && fault.is_of_the_disk()
         {
-            *self.refused() = Some(fault.to_string());
+            *self.lock_refused() = Some((fault.to_string(), self.ground.publications()));
         }
     }
 
-    /// And of the last one: what is stored whole was taken.
-    fn hear_end<T>(&self, outcome: &Result<T>) {
-        self.hear(outcome);
-        if outcome.is_ok() {
-            *self.refused() = None;
-        }
+    fn lock_refused(&self) -> MutexGuard<'_, Option<(String, u64)>> {
+        // A panic while it was held leaves a text or none.
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -233,7 +234,7 @@ impl Storage for StorageFs {
             });
         };
         let Writable { ground, blobs, .. } = writable;
-        let refused = writable.refused().clone();
+        let refused = writable.refused();
         let (writers, readers) = (blobs.open_writers(), blobs.open_readers());
         let stuck = blobs.stuck();
         let bytes = blobs
@@ -251,23 +252,26 @@ impl Storage for StorageFs {
         let damaged = self.skills.damaged();
         let writes_refused = u8::from(refused.is_some());
         let refused = refused.map(|why| {
-            format!("the disk did not take what was to be stored last, and nothing since: {why}")
+            format!(
+                "the disk did not take what was to be stored, and nothing was stored since: {why}"
+            )
         });
-        let (state, message) = match (ground.broken(), room.low.or(refused)) {
+        let lacking = [
+            room.low,
+            (gone > 0).then(removed),
+            (unread > 0).then(missing),
+            (damaged > 0).then(|| {
+                format!("{damaged} skills or files of them are not what was published: see the log")
+            }),
+            (stuck > 0).then(|| {
+                format!("{stuck} or more of what has expired could not be removed: see the log")
+            }),
+            // Last, since it stays until somebody stores something, when the disk has long been mended.
+            refused,
+        ];
+        let (state, message) = match (ground.broken(), lacking.into_iter().flatten().next()) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
-            (None, None) if gone > 0 => (abi::HEALTH_DEGRADED, removed()),
-            (None, None) if unread > 0 => (abi::HEALTH_DEGRADED, missing()),
-            (None, None) if damaged > 0 => (
-                abi::HEALTH_DEGRADED,
-                format!(
-                    "{damaged} skills or files of them are not what was published: see the log"
-                ),
-            ),
-            (None, None) if stuck > 0 => (
-                abi::HEALTH_DEGRADED,
-                format!("{stuck} or more of what has expired could not be removed: see the log"),
-            ),
             (None, None) => (abi::HEALTH_OK, format!("{skills} skills")),
         };
         Ok(Health {
@@ -307,7 +311,7 @@ impl Storage for StorageFs {
     fn skill_put(&self, put: &PutSkill) -> Result<Skill, Error> {
         let outcome = self.skills.put(put);
         if let Some(writable) = &self.writable {
-            writable.hear_end(&outcome);
+            writable.hear(&outcome);
         }
         Ok(outcome?)
     }
@@ -329,7 +333,7 @@ impl Storage for StorageFs {
     fn blob_commit(&self, writer: u64) -> Result<BlobStat, Error> {
         let writable = self.writable()?;
         let outcome = writable.blobs.commit(writer);
-        writable.hear_end(&outcome);
+        writable.hear(&outcome);
         Ok(outcome?)
     }
 

@@ -2,13 +2,15 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FlockOperation, flock, ftruncate};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::beneath;
 use crate::fault::{Fault, Result};
 
 pub(super) const LOCK_FILE: &str = "lock";
+/// What is in it: the number of the process that has it, with spaces and an end of line behind it.
+const HOLDER_BYTES: usize = 32;
 
 /// The right to use the store; ends with this.
 #[derive(Debug)]
@@ -38,7 +40,7 @@ pub(super) fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
     let lock = match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
         Ok(()) => Lock(lock),
         Err(Errno::WOULDBLOCK) => {
-            let mut holder = [0u8; 32];
+            let mut holder = [0u8; HOLDER_BYTES];
             let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
             let holder = match String::from_utf8_lossy(&holder[..n]).trim() {
                 "" => String::new(),
@@ -51,9 +53,9 @@ pub(super) fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
         Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
     };
     // Only so that the refusal above can name who holds it: a store whose disk is full opens all the same, so that there is room
-    // again when something expires or is deleted.
-    let own = format!("{}\n", std::process::id());
-    let _unnamed = ftruncate(&lock.0, 0)
-        .is_ok_and(|()| beneath::write_all(&lock.0, LOCK_FILE, own.as_bytes()).is_ok());
+    // again when something expires or is deleted. Written over what was there, which a full disk takes, and of one length, so
+    // that nothing of another number is left behind it.
+    let own = format!("{:<1$}\n", std::process::id(), HOLDER_BYTES - 1);
+    let _unnamed = beneath::write_all(&lock.0, LOCK_FILE, own.as_bytes());
     Ok(lock)
 }

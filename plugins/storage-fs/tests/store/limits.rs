@@ -34,6 +34,8 @@ pub(crate) fn fill_the_disk(dir: &Path) {
     let store = open(&dir.join("store"));
     let tmp = dir.join("store/tmp");
     let kept = store_blob(&store, &blob_of("acme"), b"kept").unwrap().id;
+    let known = skill("acme", "a.known", "1.0.0", b"x");
+    store.skill_put(&known).unwrap();
     let exhausted = |error: Error| {
         assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
         assert!(
@@ -67,6 +69,9 @@ pub(crate) fn fill_the_disk(dir: &Path) {
         }
     };
     exhausted(error);
+    // To have what is there already stored again is no news of the disk.
+    store.skill_put(&known).unwrap();
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
     assert!(filled > 10, "{filled}");
     assert_eq!(
         store.skill_get("acme", "a.b", "").unwrap_err().code,
