@@ -66,6 +66,7 @@ fn add_forms(value: &str, all: &mut Vec<Text>) {
     for (html, (html_upper, upper)) in JSON_HTML
         .into_iter()
         .flat_map(|html| JSON_UPPER.map(|upper| (html, upper)))
+        .filter(|(html, (html_upper, upper))| !html.is_empty() || html_upper == upper)
     {
         for (slash, ascii) in [(false, false), (false, true), (true, false), (true, true)] {
             let way = Json {
@@ -135,8 +136,8 @@ fn percent(value: &str, safe: Option<&str>, plus: bool, upper: bool) -> Text {
     })
 }
 
-/// Where a text goes into a page encoders of JSON write as `\u`: nothing; what Django and Go do; what Flask and PHP do.
-const JSON_HTML: [&str; 3] = ["", "<>&", "<>&'"];
+/// Where a text goes into a page encoders of JSON write as `\u`: nothing; as Django and Go; as Flask; as PHP with all JSON_HEX_*.
+const JSON_HTML: [&str; 4] = ["", "<>&", "<>&'", "<>&'\""];
 /// The digits of these, and of what is not ASCII, in upper case? Django has them in upper case and in lower case.
 const JSON_UPPER: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
@@ -151,6 +152,7 @@ struct Json {
 
 fn json(value: &str, way: Json) -> Text {
     characters(value, |c, out| match c {
+        c if way.html.contains(c) => utf16(out, c, way.html_upper),
         '"' => out.push_str("\\\""),
         '\\' => out.push_str("\\\\"),
         '\n' => out.push_str("\\n"),
@@ -159,7 +161,6 @@ fn json(value: &str, way: Json) -> Text {
         '\u{8}' => out.push_str("\\b"),
         '\u{c}' => out.push_str("\\f"),
         '/' if way.slash => out.push_str("\\/"),
-        c if way.html.contains(c) => utf16(out, c, way.html_upper),
         c if c < ' ' || (way.ascii && !c.is_ascii()) => utf16(out, c, way.upper),
         c => out.push(c),
     })

@@ -73,6 +73,10 @@ fn what_encoders_write_of_all_kinds_of_characters() {
             r#"p\u00e4' \"\u003C\u0026\u003E/\u20ac\u0001\ud83d\ude00Z~"#,
         ),
         (
+            "json_encode(v, JSON_HEX_TAG | JSON_HEX_APOS | JSON_HEX_AMP | JSON_HEX_QUOT) of PHP",
+            r#"p\u00e4\u0027 \u0022\u003C\u0026\u003E\/\u20ac\u0001\ud83d\ude00Z~"#,
+        ),
+        (
             "tojson(v) of Flask",
             r#"p\u00e4\u0027 \"\u003c\u0026\u003e/\u20ac\u0001\ud83d\ude00Z~"#,
         ),
