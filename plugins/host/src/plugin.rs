@@ -109,14 +109,14 @@ impl Plugin {
     }
 
     /// The same plugin, where `isolation` says, from the bytes that were checked: what its file is by now, or whether it is there,
-    /// is not asked.
+    /// is not asked. Of one that runs in a process this loads its code here, which stays, as all code that is loaded does.
     pub fn again(
         &self,
         isolation: Isolation,
         settings: &ProcessSettings,
     ) -> Result<Plugin, LoadError> {
         match (self.isolation(), isolation) {
-            // Its code is here once.
+            // Its code is here already.
             (Isolation::Gateway, Isolation::Gateway) => Ok(self.clone()),
             _ => Plugin::open_checked(Arc::clone(&self.0.checked), isolation, settings),
         }

@@ -129,6 +129,7 @@ impl Place {
         let (quota, period) = quota(cpus);
         for controller in &self.hierarchy.controllers {
             match (*controller, v2) {
+                ("cpu", _) if !self.hierarchy.bounds_cpu => {}
                 ("cpu", true) => self.put("cpu.max", &format!("{quota} {period}"))?,
                 ("cpu", false) => {
                     self.put("cpu.cfs_period_us", &period.to_string())?;
@@ -220,7 +221,7 @@ impl Groups {
         for h in &all {
             sweep(&h.base, name);
         }
-        for h in all {
+        for mut h in all {
             let parent = h.base.join(format!("{name}-{}", std::process::id()));
             match fs::create_dir(&parent) {
                 Ok(()) => {}
@@ -240,12 +241,7 @@ impl Groups {
                     ));
                 }
             }
-            let h = h.bounding_in(&parent);
-            if h.controllers.is_empty() {
-                // No run is put there.
-                remove_if_there(&parent)?;
-                continue;
-            }
+            self.refused.extend(h.look_for_quota(&parent));
             self.parents.push((Arc::new(h.clone()), parent.clone()));
             if h.v2 {
                 enable(&parent, &h.controllers)?;
@@ -254,12 +250,14 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether a controller is there; for `cpuacct`, whether what a run uses of the processors is counted, which version 2 does
-    /// without one.
+    /// Whether a controller is there, for `cpu` one that bounds; for `cpuacct`, whether what a run uses of the processors is counted,
+    /// which version 2 does without one.
     pub(crate) fn has(&self, controller: &str) -> bool {
-        self.parents
-            .iter()
-            .any(|(h, _)| h.controllers.contains(&controller) || (h.v2 && controller == "cpuacct"))
+        self.parents.iter().any(|(h, _)| match controller {
+            "cpu" => h.bounds_cpu,
+            "cpuacct" if h.v2 => true,
+            other => h.controllers.contains(&other),
+        })
     }
 
     /// Whether a group tells all that its run has used, also when that has ended.

@@ -406,7 +406,9 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
         Ok(()) if lacking == ["cpu"] => LayerReport {
             layer: Layer::Cgroup,
             state: LayerState::Degraded,
-            detail: format!("{found}; no cpu controller: a run can use every processor"),
+            detail: format!(
+                "{found}; no cpu controller that bounds: a run can use every processor"
+            ),
             advice: advice.into(),
         },
         Ok(()) => missing(

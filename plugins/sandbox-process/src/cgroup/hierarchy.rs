@@ -12,20 +12,25 @@ pub(super) struct Hierarchy {
     pub(super) v2: bool,
     /// Of `memory`, `pids`, `cpu`, `cpuacct`: those that are used here.
     pub(super) controllers: Vec<&'static str>,
+    /// Whether `cpu` has a quota, and does not share processors out alone: [`Hierarchy::look_for_quota`].
+    pub(super) bounds_cpu: bool,
     /// Where the instance's parent group is made.
     pub(super) base: PathBuf,
 }
 
-/// With which `cpu` bounds what a group uses, in version 1 and 2: a kernel without CONFIG_CFS_BANDWIDTH has no such file.
+/// With which `cpu` bounds what a group uses, in version 1 and 2: a kernel without CONFIG_CFS_BANDWIDTH has no such file, and only
+/// shares processors out.
 const QUOTA_FILE: [&str; 2] = ["cpu.cfs_quota_us", "cpu.max"];
 
 impl Hierarchy {
-    /// Without what bounds nothing in `group`, one of the instance's own in it.
-    pub(super) fn bounding_in(mut self, group: &Path) -> Self {
-        if !group.join(QUOTA_FILE[usize::from(self.v2)]).exists() {
-            self.controllers.retain(|controller| *controller != "cpu");
-        }
-        self
+    /// Looks at `group`, one of the instance's own in it. `Some`: why processors are not bounded there, though `cpu` is used.
+    pub(super) fn look_for_quota(&mut self, group: &Path) -> Option<String> {
+        let file = QUOTA_FILE[usize::from(self.v2)];
+        self.bounds_cpu = self.controllers.contains(&"cpu") && group.join(file).exists();
+        (self.controllers.contains(&"cpu") && !self.bounds_cpu).then(|| {
+            let base = self.base.display();
+            format!("the cpu controller in {base} has no {file} (the kernel has no CONFIG_CFS_BANDWIDTH)")
+        })
     }
 }
 
@@ -98,6 +103,7 @@ pub(super) fn hierarchies(
         found.push(Hierarchy {
             v2,
             controllers: usable,
+            bounds_cpu: false,
             base,
         });
     }
@@ -225,6 +231,7 @@ mod tests {
             [Hierarchy {
                 v2: true,
                 controllers: vec!["memory", "pids", "cpu"],
+                bounds_cpu: false,
                 base: parent
             }]
         );
@@ -259,21 +266,26 @@ mod tests {
         assert!(said.contains("GROUP/cgroup.subtree_control"), "{said}");
     }
 
-    /// Then a run can use every processor, and its other limits hold: the report says so of a host without the controller.
     #[test]
-    fn processors_that_cannot_be_bounded_are_left_out() {
+    fn processors_that_cannot_be_bounded_are_told_of() {
         let tmp = tempfile::tempdir().unwrap();
         for (v2, file) in [(false, "cpu.cfs_quota_us"), (true, "cpu.max")] {
-            let hierarchy = Hierarchy {
+            let mut hierarchy = Hierarchy {
                 v2,
                 controllers: vec!["memory", "cpu", "cpuacct"],
+                bounds_cpu: false,
                 base: tmp.path().into(),
             };
-            let without = hierarchy.clone().bounding_in(tmp.path());
-            assert_eq!(without.controllers, ["memory", "cpuacct"]);
+            let why = hierarchy.look_for_quota(tmp.path()).unwrap();
+            assert!(why.contains(&format!("has no {file} ")), "{why}");
+            assert!(!hierarchy.bounds_cpu);
             fs::write(tmp.path().join(file), "").unwrap();
-            let with = hierarchy.clone().bounding_in(tmp.path());
-            assert_eq!(with, hierarchy);
+            assert_eq!(hierarchy.look_for_quota(tmp.path()), None);
+            assert!(hierarchy.bounds_cpu);
+            // Another one has them.
+            hierarchy.controllers.retain(|it| *it != "cpu");
+            assert_eq!(hierarchy.look_for_quota(tmp.path()), None);
+            assert!(!hierarchy.bounds_cpu);
         }
     }
 

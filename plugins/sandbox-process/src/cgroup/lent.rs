@@ -49,7 +49,7 @@ impl Lent {
                         self.counters
                             .push((open("pids.events", libc::O_RDONLY)?, "max"));
                     }
-                    "cpu" => self
+                    "cpu" if place.hierarchy.bounds_cpu => self
                         .counters
                         .push((open("cpu.stat", libc::O_RDONLY)?, "nr_throttled")),
                     _ => {}

@@ -133,6 +133,7 @@ mod tests {
             let hierarchy = Hierarchy {
                 v2,
                 controllers: controllers.to_vec(),
+                bounds_cpu: true,
                 base: base.path().into(),
             };
             counts_all(&[(Arc::new(hierarchy), parent)])
