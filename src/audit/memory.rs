@@ -1,7 +1,7 @@
 //! Where the chain ended, remembered beside the log: a start that does not find the file goes on from there. Else its numbers
 //! would begin again, and with them the names of full files, under which somebody has put the ones before elsewhere.
 //!
-//! It is written at the start, with the first record of each further file, and at the end. What was written at the end is where the chain ends; what
+//! It is written with the first record of a start and of each further file, and at the end. What was written at the end is where the chain ends; what
 //! was written before is a record that it has at least. Whoever can write the log can write this: it is believed where there is
 //! no file, and never instead of one.
 

@@ -196,16 +196,12 @@ impl Writer {
         }
         // A disk that is full is better known now than at the first call.
         writer.started = Some(writer.event("started", &more));
-        if let Err(error) = writer.commit([]).and_then(|()| writer.sync()) {
+        if let Err(error) = writer.commit([]) {
             let goes_on = settings.on_failure == OnAuditFailure::Continue && is_of_the_disk(&error);
             if !goes_on {
                 return Err(OpenError::new(&path, "cannot write it", error));
             }
             writer.fail(&error);
-        }
-        // Before anybody has a record: what is written from now on is behind what was remembered.
-        if !writer.remember(false) {
-            Memory::forget(&writer.names);
         }
         Ok(writer)
     }
@@ -401,7 +397,9 @@ impl Writer {
                 Err(error) => return Err(error),
             }
         }
-        if let Err(error) = active.append(&out, self.fsync == Fsync::Always) {
+        // Durable, or a power cut would leave a memory of what there never was.
+        let is_start = self.started.is_some();
+        if let Err(error) = active.append(&out, is_start || self.fsync == Fsync::Always) {
             self.uncut = active.take_back();
             return Err(error);
         }
@@ -410,7 +408,12 @@ impl Writer {
         self.head = head;
         (self.is_behind, self.was_full) = (false, false);
         (self.started, self.late) = (None, Vec::new());
-        if is_first {
+        if is_start {
+            // Now and not before: until this record is there, what was remembered is all that shows what the log lacks.
+            if !self.remember(false) {
+                Memory::forget(&self.names);
+            }
+        } else if is_first {
             self.remember_a_new_file();
         }
         self.state.progress();

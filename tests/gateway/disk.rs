@@ -379,6 +379,48 @@ fn a_start_without_records_is_refused_unless_an_operator_has_chosen_to_go_on() {
     }
 }
 
+/// What is remembered of a log that was cut is all that shows it, until the record that says so is on the disk.
+#[test]
+fn a_start_without_records_keeps_what_is_remembered() {
+    let _alone = alone();
+    for fsync in ["always", "interval"] {
+        let house = House::new(Settings {
+            extra: &format!("[audit]\nfsync = \"{fsync}\"\non_failure = \"continue\"\n"),
+            ..Settings::default()
+        });
+        let (log, switch) = (path(&house), house.path().join("the-disk-fails"));
+        let memory = || fs::read_to_string(log.with_file_name("audit.jsonl.head")).unwrap();
+        let start = || house.start_as(failing_sync(&house, Path::new("/audit.jsonl"), &switch));
+        let gateway = start();
+        gateway.client().run(CODE, json!({})).unwrap();
+        gateway.stop();
+        let whole = fs::read_to_string(&log).unwrap();
+        let first = whole.split_inclusive('\n').next().unwrap();
+        fs::write(&log, first).unwrap();
+        let remembered = memory();
+
+        fs::write(&switch, "").unwrap();
+        let mut gateway = start();
+        assert_eq!(memory(), remembered, "{fsync}");
+        gateway.kill();
+        let mut gateway = start();
+        fs::remove_file(&switch).unwrap();
+        eventually("it is written", PATIENCE, || {
+            readyz(&gateway).1.contains("[+]audit ok")
+        });
+        let now: Value = serde_json::from_str(&memory()).unwrap();
+        assert_eq!(now["is_last"], false, "{fsync}");
+        gateway.kill();
+        start().stop();
+        assert_holds(&house);
+        let mut started = lines(&log);
+        started.retain(|line| line["event"] == "started");
+        let had: Vec<_> = started.iter().map(|line| &line["had_at_least"]).collect();
+        let had_once = json!(whole.lines().count());
+        assert_eq!(had, [&Value::Null, &had_once, &Value::Null], "{fsync}");
+    }
+}
+
 /// With `fsync = "interval"` a record counts before it is synced: what a failing sync tells comes later, and then counts.
 #[test]
 fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
