@@ -117,8 +117,8 @@ pub(super) struct Writer {
     active: Option<Active>,
     /// What the failure has left behind the end of the file.
     uncut: Option<Uncut>,
-    /// The first record of this life, until it is written.
-    started: Option<Encoded>,
+    /// The first record of this life and the time of the start, until it is written.
+    started: Option<(Encoded, String)>,
     /// Since when something is written that is not synced.
     unsynced: Option<Instant>,
     /// Records since the start that were to be written and were not.
@@ -195,7 +195,7 @@ impl Writer {
             );
         }
         // A disk that is full is better known now than at the first call.
-        writer.started = Some(writer.event("started", &more));
+        writer.started = Some((writer.event("started", &more), rfc3339(clock())));
         if let Err(error) = writer.commit([]) {
             let goes_on = settings.on_failure == OnAuditFailure::Continue && is_of_the_disk(&error);
             if !goes_on {
@@ -370,8 +370,8 @@ impl Writer {
             None => Active::reopen(&self.names, self.uncut)?,
         };
         self.uncut = None;
-        if let Some(started) = &self.started {
-            seal(&mut head, started, &now, &mut out);
+        if let Some((started, at)) = &self.started {
+            seal(&mut head, started, at, &mut out);
         }
         if is_new || self.is_behind || self.was_full || !self.late.is_empty() {
             seal(&mut head, &self.resumed(gone), &now, &mut out);

@@ -365,6 +365,12 @@ fn a_start_without_records_is_refused_unless_an_operator_has_chosen_to_go_on() {
     assert_holds(&house);
     let lines = lines(&path(&house));
     let mut events = lines.iter().filter(|line| line["kind"] == "log");
+    // It started when it did, and not when the disk took the record of it.
+    let mut late = events
+        .clone()
+        .skip(2)
+        .map(|line| line["timestamp"].as_str());
+    assert!(late.next() < late.next(), "{lines:?}");
     for (event, unwritten) in [
         ("started", 0),
         ("stopped", 0),
