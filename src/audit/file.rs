@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use super::chain::{Head, LINE_BYTES_MAX, Link};
@@ -296,7 +297,8 @@ pub(super) struct Active {
     inode: (u64, u64),
 }
 
-/// Where a file ends that could not be cut there: behind it may be records of which nobody was told that they are written.
+/// Where a file ends that could not be cut there: behind it may be records of which nobody was told that they are written. Known for
+/// as long as this process lives: the next one takes them for a part of the chain, as it has to take those that it finds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Uncut {
     bytes: u64,
@@ -526,9 +528,39 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// It is full, or a quota is, or it fails, for which the system may let nobody write to it any more: as it may at any time, it may
+/// when a gateway has just opened its log.
+pub(super) fn is_of_the_disk(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS)
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Lock, Names};
+    use std::io;
+
+    use rustix::io::Errno;
+
+    use super::{Lock, Names, is_of_the_disk};
+
+    #[test]
+    fn what_a_disk_does_is_told_from_what_is_wrong_with_a_file() {
+        for (errno, is) in [
+            (Errno::NOSPC, true),
+            (Errno::DQUOT, true),
+            (Errno::IO, true),
+            (Errno::ROFS, true),
+            (Errno::ACCESS, false),
+            (Errno::FBIG, false),
+            (Errno::NOTDIR, false),
+        ] {
+            assert_eq!(is_of_the_disk(&io::Error::from(errno)), is, "{errno}");
+        }
+        assert!(!is_of_the_disk(&io::Error::other("the writer panicked")));
+    }
 
     #[test]
     fn a_child_that_is_being_made_does_not_keep_the_lock() {

@@ -8,12 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::chain::Head;
-use super::file::{Active, Lock, Names, OpenError, Uncut, make_dir};
+use super::file::{Active, Lock, Names, OpenError, Uncut, is_of_the_disk, make_dir};
 use super::memory::{Memory, goes_on};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
@@ -562,12 +561,6 @@ impl Desk {
             let _ = done.send(());
         }
     }
-}
-
-/// It is full, or a quota is, or it fails: as it may at any time, it may when a gateway starts.
-fn is_of_the_disk(error: &std::io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    matches!(errno, Some(Errno::NOSPC | Errno::DQUOT | Errno::IO))
 }
 
 fn seal(head: &mut Head, record: &Encoded, now: &str, out: &mut Vec<u8>) {
