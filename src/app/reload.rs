@@ -70,7 +70,7 @@ pub(super) fn watched(config: &Config) -> Vec<PathBuf> {
 /// The policy, and what runs hold on the strength of it.
 struct Rules {
     policy: Policy,
-    /// Their trial was not held, or was killed.
+    /// Their trial was not held, for lack of room.
     is_short: AtomicBool,
     runs: Runs,
     handle: Handle,

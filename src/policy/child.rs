@@ -12,6 +12,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,8 @@ const WALL_MAX: Duration = Duration::from_secs(60);
 const CPU_S_MAX: u64 = 60;
 /// Memory of a trial in bytes of address space.
 const MEMORY_BYTES_MAX: u64 = 8 << 30;
+/// Of a machine that may have room for a trial later: processes, threads, memory and open files.
+const NO_ROOM: [Errno; 4] = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
 const SIGKILL: i32 = Signal::KILL.as_raw();
 /// Bytes of a trial's report.
 const REPORT_BYTES_MAX: u64 = 1 << 20;
@@ -69,9 +72,14 @@ enum NoVerdict {
 }
 
 impl NoVerdict {
-    /// It says nothing of what is in the bundle: the machine had no room for the trial, and may have later.
+    /// It says nothing of what is in the bundle: the machine had no room for the trial, and may have later. Not where it was killed:
+    /// what takes more memory than there is would be tried for ever, beside the runs that need it.
     fn is_passing(&self) -> bool {
-        matches!(self, NoVerdict::NotHeld(_) | NoVerdict::Killed)
+        let NoVerdict::NotHeld(error) = self else {
+            return false;
+        };
+        let lacks = Errno::from_io_error(error);
+        lacks.is_some_and(|errno| NO_ROOM.contains(&errno))
     }
 }
 
@@ -218,6 +226,9 @@ mod tests {
     use super::*;
     use crate::reload::tests::shortage::{alone_as_nobody, limit_threads_to};
 
+    /// More threads than a user has where this is tested: as many as a system has, as the kernel begins (`kernel.pid_max`).
+    const ROOM_MAX: u64 = 1 << 15;
+
     /// A program in the trial's place: it is killed so often, then it refuses.
     fn killed(times: u32) -> Failed {
         let dir = tempfile::tempdir().unwrap();
@@ -245,7 +256,19 @@ mod tests {
             twice.problems[0].contains("as a host does that lacks memory"),
             "{twice:?}"
         );
-        assert!(twice.is_passing);
+        assert!(!twice.is_passing, "it may need more than there ever is");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_does_not_come_by_waiting() {
+        let nowhere = "/nowhere/at/all".as_ref();
+        let failed = run(nowhere, &Files::default(), "p", 1000).unwrap_err();
+        assert!(failed.problems[0].contains("No such file"), "{failed:?}");
+        assert!(!failed.is_passing);
+        for errno in NO_ROOM {
+            let failed = Failed::from(NoVerdict::from(std::io::Error::from(errno)));
+            assert!(failed.is_passing, "{failed:?}");
+        }
     }
 
     #[test]
@@ -257,8 +280,8 @@ mod tests {
     #[ignore = "run by a_trial_for_which_there_is_no_process_or_no_thread_refuses_no_rules, in a process of its own"]
     fn child_without_threads() {
         // First there is no process for it, then no thread beside it, no second one, and in the end all that it takes.
-        let mut errors = Vec::new();
-        for room in 1_u64.. {
+        let (mut errors, mut is_held) = (Vec::new(), false);
+        for room in 1..=ROOM_MAX {
             limit_threads_to(Some(room));
             // One that says nothing, and begins nothing itself.
             let failed = run("/bin/true".as_ref(), &Files::default(), "p", 1000).unwrap_err();
@@ -266,10 +289,12 @@ mod tests {
             assert!(left.is_err(), "a process is left: {left:?}");
             if !failed.is_passing {
                 assert!(failed.problems[0].contains("ended early"), "{failed:?}");
+                is_held = true;
                 break;
             }
             errors.extend(failed.problems);
         }
+        assert!(is_held, "{:?}", errors.last());
         assert!(!errors.is_empty());
         let no_room = |error: &String| error.contains("temporarily unavailable");
         assert!(errors.iter().all(no_room), "{errors:?}");
