@@ -63,7 +63,7 @@ use crate::telemetry::trace::Trace;
 use decision::Declared;
 use engine::{Fault, PolicySet};
 use input::Inputs;
-use load::Unkept;
+use load::UnkeptPlace;
 use memo::Memo;
 use outcome::Outcome;
 
@@ -313,13 +313,13 @@ struct Inner {
     confirmations: Arc<Slots>,
     samples: Arc<Semaphore>,
     metrics: OnceLock<Metrics>,
-    unkept: Unkept,
+    unkept: UnkeptPlace,
 }
 
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
-        let unkept = Unkept::default();
+        let unkept = UnkeptPlace::default();
         let place = prepared.place().into_iter();
         place.for_each(|place| unkept.remember(place));
         Policy(Arc::new(Inner {

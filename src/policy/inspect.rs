@@ -77,7 +77,7 @@ pub fn check(path: &Path, config: &Config, unsigned: bool) -> Result<Report, Bun
     if unsigned {
         policy.keys.clear();
     }
-    load(&policy, &config.plugins.state_dir).map(|(_, report)| report)
+    load(&policy, &config.plugins.state_dir, None).map(|(_, report)| report)
 }
 
 /// Runs the tests of a bundle, and says which lines they reached if that is asked for.

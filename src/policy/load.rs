@@ -106,9 +106,9 @@ pub(super) struct Place {
 
 /// The place of what was enforced last, as long as it could not be written, and why. What comes next has to follow it all the same.
 #[derive(Debug, Default)]
-pub(super) struct Unkept(Mutex<Option<(Place, String)>>);
+pub(super) struct UnkeptPlace(Mutex<Option<(Place, String)>>);
 
-impl Unkept {
+impl UnkeptPlace {
     /// So that a restart does not forget it. Where that fails, this process does not forget it at least.
     pub(super) fn remember(&self, place: Place) {
         let file = place.file.display().to_string();
@@ -166,11 +166,15 @@ pub(super) fn mode_name(mode: PolicyMode) -> &'static str {
 /// # Errors
 /// [`BundleError`] with the file, and the line where there is one.
 pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
+    prepare_behind(config, None)
+}
+
+fn prepare_behind(config: &Config, unkept: Option<Place>) -> Result<Prepared, BundleError> {
     let policy = &config.policy;
     let set = match policy.mode {
         PolicyMode::Off => None,
         PolicyMode::Shadow | PolicyMode::Enforce => {
-            let (set, _) = load(policy, &config.plugins.state_dir)?;
+            let (set, _) = load(policy, &config.plugins.state_dir, unkept)?;
             Some(Arc::new(set))
         }
     };
@@ -195,6 +199,7 @@ pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
 pub(super) fn load(
     policy: &config::Policy,
     state_dir: &Path,
+    unkept: Option<Place>,
 ) -> Result<(PolicySet, Report), BundleError> {
     let place = policy.path.display().to_string();
     let files = Files::read(&policy.path)?;
@@ -220,11 +225,20 @@ pub(super) fn load(
         tracing::warn!(warning, "something in the policy has no effect");
     }
     if !policy.allow_rollback
-        && let Some(last) = read_last(&state_dir.join(LAST))?
+        && let Some(last) = last_enforced(state_dir, unkept)?
     {
         follows(&set, &last, &policy.path)?;
     }
     Ok((set, report))
+}
+
+/// The place of what was enforced last. Where the disk has not taken it, what the disk has is older news, and may be a higher number:
+/// of before a way back that was allowed.
+fn last_enforced(state_dir: &Path, unkept: Option<Place>) -> Result<Option<Last>, BundleError> {
+    match unkept {
+        Some(place) => Ok(Some(place.last)),
+        None => read_last(&state_dir.join(LAST)),
+    }
 }
 
 /// What is wrong, without saying the bundle's path twice.
@@ -287,13 +301,7 @@ impl Policy {
     /// # Errors
     /// As there.
     pub fn prepare_next(&self, config: &Config) -> Result<Prepared, BundleError> {
-        let prepared = prepare(config)?;
-        if !config.policy.allow_rollback
-            && let (Some(set), Some(place)) = (&prepared.active.set, self.0.unkept.place())
-        {
-            follows(set, &place.last, &config.policy.path)?;
-        }
-        Ok(prepared)
+        prepare_behind(config, self.0.unkept.place())
     }
 
     /// Whether the disk lacks the place, in the order of revisions, of what was enforced last.
@@ -347,4 +355,41 @@ pub fn watched(config: &Config) -> Vec<PathBuf> {
     let policy = &config.policy;
     let keys = policy.keys.iter().map(|key| key.file.clone());
     std::iter::once(policy.path.clone()).chain(keys).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last(sequence: u64) -> Last {
+        Last {
+            sequence,
+            revision: format!("r{sequence}"),
+            sha256: format!("digest of {sequence}"),
+        }
+    }
+
+    /// Else no reload would be taken any more, of the rules in force neither, until the disk is well.
+    #[test]
+    fn a_way_back_that_the_disk_has_not_taken_counts_and_not_what_the_disk_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let sequence = |unkept| {
+            let enforced = last_enforced(dir.path(), unkept).unwrap();
+            enforced.map(|last| last.sequence)
+        };
+        assert_eq!(sequence(None), None);
+        let file = dir.path().join(LAST);
+        write_last(&file, &last(8)).unwrap();
+        assert_eq!(sequence(None), Some(8));
+
+        // Going back to 5 was allowed, and no directory can be made for it.
+        let lost = dir.path().join(LAST).join("beyond");
+        let unkept = UnkeptPlace::default();
+        unkept.remember(Place {
+            last: last(5),
+            file: lost,
+        });
+        assert_eq!(sequence(unkept.place()), Some(5));
+        assert_eq!(sequence(None), Some(8), "for who has no process to ask");
+    }
 }
