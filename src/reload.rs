@@ -440,8 +440,8 @@ impl Reload {
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
     /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost, and what the machine had no room for.
-    /// `interval` zero: on SIGHUP only, and what that has asked for. Ends with `stop`, and not in the middle of a reload:
-    /// that is on a thread, which nothing can call back.
+    /// `interval` zero: on SIGHUP only, and what that has asked for, as it was then: what is edited later waits for the next one.
+    /// Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
     pub(crate) async fn follow(
         self,
         mut hangup: Signal,
@@ -450,26 +450,37 @@ impl Reload {
     ) {
         let mut stop = std::pin::pin!(stop);
         let (mut before, mut tried) = (None, Instant::now());
+        // A SIGHUP for which nothing has been read yet. A look that could not begin: the next one comes later, as each of them costs
+        // the log a panic of the runtime's.
+        let (mut is_unread, mut is_blind) = (false, false);
         loop {
+            let pause = if is_blind {
+                interval.max(LOST_AGAIN)
+            } else {
+                interval
+            };
             let asked = tokio::select! {
                 biased;
                 () = &mut stop => return,
                 _ = hangup.recv() => true,
-                () = tokio::time::sleep(interval), if !interval.is_zero() => false,
+                () = tokio::time::sleep(pause), if !interval.is_zero() => false,
                 () = tokio::time::sleep_until(tried + LOST_AGAIN), if self.0.report.is_passing() => false,
             };
             let looked = self.blocking(Reload::changed).await;
-            if looked.is_err() {
+            if looked.is_err() && !is_blind {
                 tracing::error!(reason = NO_THREAD, "cannot look for changes");
             }
+            is_blind = looked.is_err();
+            // Not where nobody has looked.
+            let stands = matches!(looked, Ok(Some(None)));
             let changed = looked.ok().flatten().flatten();
-            let is_new = changed.is_some() && changed == before;
+            let is_wanted = !interval.is_zero() || is_unread;
+            let is_new = is_wanted && changed.is_some() && changed == before;
             let is_lost = || self.0.parts.iter().any(|part| part.is_lost());
             let begun = if asked || is_new {
                 // Said in the log and in the status.
                 Some(self.blocking(|reload| drop(reload.now())).await)
             } else if tried.elapsed() >= LOST_AGAIN && (self.0.report.is_passing() || is_lost()) {
-                let stands = changed.is_none();
                 Some(self.blocking(move |reload| reload.again(stands)).await)
             } else {
                 None
@@ -477,10 +488,13 @@ impl Reload {
             if let Some(begun) = begun {
                 tried = Instant::now();
                 if begun.is_err() {
+                    is_unread |= asked;
                     self.0.report.refuse(Refusal {
                         why: NO_THREAD.into(),
                         is_passing: true,
                     });
+                } else if asked || is_new || stands {
+                    is_unread = false;
                 }
             }
             before = changed;

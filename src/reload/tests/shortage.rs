@@ -101,6 +101,53 @@ async fn what_the_machine_had_no_room_for_is_tried_again() {
     }
 }
 
+/// Where SIGHUP alone asks, it has asked for what stood there: whoever edits it afterwards may be in the middle of that.
+#[tokio::test(start_paused = true)]
+async fn what_is_edited_while_it_is_tried_again_waits_for_the_next_sighup() {
+    let files = Files::new();
+    let short = Short(AtomicU64::new(1), AtomicBool::new(false));
+    let source = files.source();
+    let reload = Reload::new(source.read().unwrap(), source, vec![Box::new(short)]);
+    let report = reload.report();
+    reload.now().unwrap_err();
+    files.put("rules", "half of the new ones");
+    let hangup = signal(SignalKind::hangup()).unwrap();
+    let never = std::future::pending();
+    let following = tokio::spawn(reload.clone().follow(hangup, Duration::ZERO, never));
+    tokio::time::sleep(PATIENCE).await;
+    let status = report.status();
+    assert_eq!((status.taken, status.refused), (0, 1));
+    following.abort();
+    reload.now().unwrap();
+}
+
+/// Of what is looked at: a mistake of ours keeps all from being looked at.
+static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+
+fn breaks(_: &Config) -> Vec<PathBuf> {
+    assert!(!IS_BROKEN.load(Ordering::SeqCst), "nobody looks");
+    Vec::new()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_could_look_at_is_not_tried_again() {
+    let short = Short(AtomicU64::new(1), AtomicBool::new(false));
+    let source = Source::new(Box::new(|| Ok(config())), breaks);
+    let reload = Reload::new(source.read().unwrap(), source, vec![Box::new(short)]);
+    let report = reload.report();
+    reload.now().unwrap_err();
+    IS_BROKEN.store(true, Ordering::SeqCst);
+    let hangup = signal(SignalKind::hangup()).unwrap();
+    let never = std::future::pending();
+    let following = tokio::spawn(reload.follow(hangup, Duration::from_secs(1), never));
+    tokio::time::sleep(PATIENCE).await;
+    let status = report.status();
+    assert_eq!((status.taken, status.refused), (0, 1));
+    IS_BROKEN.store(false, Ordering::SeqCst);
+    assert_eq!(until(&report, |now| now.taken == 1).await, (1, 1));
+    following.abort();
+}
+
 #[test]
 fn a_reload_for_which_there_is_no_thread_is_refused_and_comes_later() {
     alone_as_nobody("reload::tests::shortage::child_without_threads");
@@ -109,35 +156,47 @@ fn a_reload_for_which_there_is_no_thread_is_refused_and_comes_later() {
 #[test]
 #[ignore = "run by a_reload_for_which_there_is_no_thread_is_refused_and_comes_later, in a process of its own"]
 fn child_without_threads() {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_all().start_paused(true);
-    runtime.build().unwrap().block_on(async {
-        let reload = started(Box::new(|| Ok(config())), vec![]);
-        let report = reload.report();
-        let hangup = signal(SignalKind::hangup()).unwrap();
-        let never = std::future::pending();
-        let following = tokio::spawn(reload.follow(hangup, Duration::ZERO, never));
-        let all = limit_threads_to(Some(1));
-        assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+    for interval in [Duration::ZERO, Duration::from_secs(1)] {
+        // One without a thread that is idle.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().start_paused(true);
+        runtime.build().unwrap().block_on(comes_later(interval));
+    }
+}
 
-        kill_process(getpid(), Signal::HUP).unwrap();
-        while report.status().refused == 0 {
-            assert!(!following.is_finished(), "it follows nothing any more");
+async fn comes_later(interval: Duration) {
+    let (log, _here) = Log::begin();
+    let reload = started(Box::new(|| Ok(config())), vec![]);
+    // What SIGHUP asks for is new, and nobody can look at it then.
+    assert!(reload.changed().is_some());
+    let report = reload.report();
+    let hangup = signal(SignalKind::hangup()).unwrap();
+    let never = std::future::pending();
+    let following = tokio::spawn(reload.follow(hangup, interval, never));
+    let all = limit_threads_to(Some(1));
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+
+    kill_process(getpid(), Signal::HUP).unwrap();
+    while report.status().refused == 0 {
+        assert!(!following.is_finished(), "it follows nothing any more");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(report.status().error.as_deref(), Some(NO_THREAD));
+    // The clock stands still while something waits for a thread, and nobody asks again.
+    let began = std::time::Instant::now();
+    let until = async |is_so: fn(&Status) -> bool| {
+        while !is_so(&report.status()) {
+            assert!(began.elapsed() < PATIENCE, "{:?}", report.status());
+            tokio::time::advance(Duration::from_secs(1)).await;
             tokio::task::yield_now().await;
         }
-        assert_eq!(report.status().error.as_deref(), Some(NO_THREAD));
-        // The clock stands still while something waits for a thread, and nobody asks again.
-        let began = std::time::Instant::now();
-        let until = async |is_so: fn(&Status) -> bool| {
-            while !is_so(&report.status()) {
-                assert!(began.elapsed() < PATIENCE, "{:?}", report.status());
-                tokio::time::advance(Duration::from_secs(1)).await;
-                tokio::task::yield_now().await;
-            }
-        };
-        until(|now| now.refused == 3).await;
-        limit_threads_to(all);
-        until(|now| now.taken == 1).await;
-        assert_eq!(report.status().error, None);
-    });
+    };
+    until(|now| now.refused == 3).await;
+    limit_threads_to(all);
+    until(|now| now.taken == 1).await;
+    assert_eq!(report.status().error, None);
+    let said = log.taken();
+    let blind = said.matches("cannot look for changes").count();
+    assert_eq!(blind, 1, "{said}");
+    following.abort();
 }
