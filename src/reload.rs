@@ -335,6 +335,7 @@ impl Reload {
     pub(crate) fn now(&self) -> Result<(), String> {
         let known = &mut *lock(&self.0.state);
         let _goes_on = self.0.report.begin();
+        let lost_before = self.lost();
         // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
         let taken = catch_unwind(AssertUnwindSafe(|| self.take(known)));
         let taken = taken.unwrap_or_else(|panic| Err(panicked(&*panic).into()));
@@ -354,7 +355,12 @@ impl Reload {
                 Err(why)
             }
         };
-        self.recover();
+        // What has just been put in place, and could not be kept, is not tried twice at once.
+        let lost = match result {
+            Ok(()) => lost_before,
+            Err(_) => self.lost(),
+        };
+        self.recover(lost);
         result
     }
 
@@ -370,17 +376,23 @@ impl Reload {
         }
         let _one_at_a_time = lock(&self.0.state);
         let _goes_on = self.0.report.begin();
-        self.recover();
+        self.recover(self.lost());
+    }
+
+    fn lost(&self) -> Vec<&dyn Part> {
+        let parts = self.0.parts.iter().map(AsRef::as_ref);
+        parts.filter(|part| part.is_lost()).collect()
     }
 
     /// Whether or not the rest of a reload is taken: neither keeps the other from it.
-    fn recover(&self) {
-        for part in self.0.parts.iter().filter(|part| part.is_lost()) {
+    fn recover(&self, lost: Vec<&dyn Part>) {
+        // A reload may have brought it back.
+        for part in lost.into_iter().filter(|part| part.is_lost()) {
             let name = part.name();
             let recovered = catch_unwind(AssertUnwindSafe(|| part.recover()));
             match recovered.unwrap_or_else(|panic| Err(panicked(&*panic))) {
-                Ok(()) => tracing::info!(part = name, "is back"),
-                Err(reason) => tracing::error!(part = name, reason, "is lost still"),
+                Ok(()) => tracing::info!(part = name, "is again as it should be"),
+                Err(reason) => tracing::error!(part = name, reason, "is still not as it should be"),
             }
         }
     }
@@ -476,7 +488,7 @@ impl Reload {
             let changed = looked.ok().flatten().flatten();
             let is_wanted = !interval.is_zero() || is_unread;
             let is_new = is_wanted && changed.is_some() && changed == before;
-            let is_lost = || self.0.parts.iter().any(|part| part.is_lost());
+            let is_lost = || !self.lost().is_empty();
             let begun = if asked || is_new {
                 // Said in the log and in the status.
                 Some(self.blocking(|reload| drop(reload.now())).await)

@@ -16,7 +16,7 @@ use crate::swap::{TAKEN, readyz, reload};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Far less than that, on any machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
-const LOST: &str = "is lost still";
+const LOST: &str = "is still not as it should be";
 
 fn create_blob(gateway: &Gateway) -> serde_json::Value {
     let params = json!({ "content": "x", "kind": "text/plain" });

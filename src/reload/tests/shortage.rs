@@ -148,6 +148,49 @@ async fn what_nobody_could_look_at_is_not_tried_again() {
     following.abort();
 }
 
+/// In force, and not on the disk until it is tried again: whether it lacks that, and how often that was tried.
+#[derive(Clone, Default)]
+struct Unwritten(Arc<(AtomicBool, AtomicU64)>);
+
+impl Part for Unwritten {
+    fn name(&self) -> &'static str {
+        "rules"
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        let this = self.clone();
+        let is_first = this.0.1.load(Ordering::Relaxed) == 0;
+        let fails = move || this.0.0.store(is_first, Ordering::Relaxed);
+        Ok(Install::new(|| ()).preceded_by(fails))
+    }
+    fn is_lost(&self) -> bool {
+        self.0.0.load(Ordering::Relaxed)
+    }
+    fn recover(&self) -> Result<(), String> {
+        self.0.0.store(false, Ordering::Relaxed);
+        self.0.1.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+/// A disk that has refused it is not asked again at once, and what is in force is not said to be lost.
+#[test]
+fn what_a_reload_could_not_keep_is_not_tried_twice_at_once() {
+    let rules = Unwritten::default();
+    let reload = started(Box::new(|| Ok(config())), vec![Box::new(rules.clone())]);
+    let (log, _here) = Log::begin();
+    reload.now().unwrap();
+    assert!(rules.is_lost());
+    assert_eq!(rules.0.1.load(Ordering::Relaxed), 0);
+    reload.again(true);
+    assert_eq!(rules.0.1.load(Ordering::Relaxed), 1);
+    let said = log.taken();
+    assert!(said.contains("is again as it should be"), "{said}");
+    assert!(!said.contains("lost"), "{said}");
+}
+
 #[test]
 fn a_reload_for_which_there_is_no_thread_is_refused_and_comes_later() {
     alone_as_nobody("reload::tests::shortage::child_without_threads");
