@@ -485,11 +485,12 @@ fn a_write_that_hangs_holds_up_nobody_who_needs_no_record() {
 #[test]
 fn rules_that_are_not_durably_remembered_are_told_of() {
     let _alone = alone();
-    let house = House::new(Settings {
+    let settings = Settings {
         server: "reload_watch_ms = 0",
         extra: "[policy]\npath = \"policies\"",
         ..Settings::default()
-    });
+    };
+    let house = House::new(settings);
     let policies = policy_in(&house, |_| ());
     let publish = |sequence: u64| {
         let metadata = json!({ "sequence": sequence });
@@ -543,6 +544,21 @@ fn rules_that_are_not_durably_remembered_are_told_of() {
     reload(&gateway, REFUSED);
     eventually("it is remembered", PATIENCE, || is_kept(8));
     is_shown("[+]policy ok");
+
+    // A way back that was allowed once, and that the disk has not taken, is what is in force.
+    fs::write(&switch, "").unwrap();
+    publish(5);
+    house.configure(Settings {
+        extra: "[policy]\npath = \"policies\"\nallow_rollback = true",
+        ..settings
+    });
+    reload(&gateway, TAKEN);
+    house.configure(settings);
+    reload(&gateway, TAKEN);
+    assert!(is_kept(8));
+    fs::remove_file(&switch).unwrap();
+    reload(&gateway, TAKEN);
+    eventually("it is remembered", PATIENCE, || is_kept(5));
     gateway.stop();
 }
 
