@@ -14,6 +14,7 @@ from .loading import compile_source
 from .raised import (
     LIBRARY,
     LINE_CHARS_MAX,
+    cause_of,
     chain,
     errno_of,
     filename_of,
@@ -50,6 +51,7 @@ _TOOLS = frozenset(
 )
 _NAMES_MAX = 64
 _NAMES_CHARS_MAX = 400
+_PLACES_MAX = 8
 _INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
 # What some version of the library had, and what does the same ...
 _NOTHING = "nothing else there does the same"
@@ -80,6 +82,12 @@ _GONE = {
 }
 # ... and what it has since this one.
 _SINCE = {"annotationlib": "3.14", "compression": "3.14", "tomllib": "3.11"}
+# What Python has on Windows alone, whatever its version.
+_OF_WINDOWS = frozenset(
+    "asyncio.ProactorEventLoop asyncio.WindowsProactorEventLoopPolicy asyncio.WindowsSelectorEventLoopPolicy ctypes.WinDLL ctypes.windll "
+    "os.O_BINARY os.add_dll_directory os.startfile signal.CTRL_BREAK_EVENT signal.CTRL_C_EVENT subprocess.CREATE_NEW_CONSOLE "
+    "subprocess.CREATE_NEW_PROCESS_GROUP subprocess.CREATE_NO_WINDOW subprocess.STARTF_USESHOWWINDOW subprocess.STARTUPINFO".split()
+)
 _OF_A_TERMINAL = ("sys.argv", "sys.stdin", "import stdin", "open(0")
 _OF_A_LOGIN = frozenset(("HOSTNAME", "LOGNAME", "PWD", "SHELL", "TERM", "USER"))
 # How Python says that there were no words, and no number in none.
@@ -115,6 +123,7 @@ def hint(exc, kind, function):
         return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
     if issubclass(kind, SyntaxError) and raised_by(exc) is compile_source.__code__:
         return _no_program(exc, one_line(function, 80))  # not of a text that the code reads or has compiled
+    cause = exc
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in chain(exc):
         where = raised_in(link)
@@ -131,9 +140,12 @@ def hint(exc, kind, function):
             return None if filename_of(link) is not None and filename_of(link) is local_of(link, "cwd") else NO_SHELL
         if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
             return _no_variable(link)
-        said = _refused(link, where) or _misnamed(link) or _no_attribute(link) or _no_argument(link)
+        # One that the code was handling is not what it failed by, unless it has said so by `from`.
+        lacks = _no_attribute(link) if link is cause else None
+        said = _refused(link, where) or _misnamed(link) or lacks or _no_argument(link)
         if said:
             return said
+        cause = cause_of(link) if link is cause else None
     return None
 
 
@@ -173,9 +185,10 @@ def _missing(exc):
     written = _written(exc.name)
     if written:
         return written
-    if head in _GONE:
+    # What the list of the library's names has may be a package of its own in a distribution, and not be here.
+    if head in _GONE and (head == exc.name or not _is_of_the_library(head)):
         return "%s, whose library has no `%s`: %s" % (_VERSION, head, _GONE[head])
-    if head in _SINCE:
+    if head in _SINCE and not _is_of_the_library(head):
         return "%s, whose library has no `%s`: %s is the first that has it" % (_VERSION, head, _SINCE[head])
     skill = _importer(exc)
     if head != exc.name and _is_of_the_library(head) and (skill is None or head != skill.directory.rpartition("/")[2]):
@@ -240,9 +253,27 @@ def runtime_of(exc):
 
 
 def _no_attribute(exc):
-    """For `datetime.UTC`, where the module is the library's."""
+    """For `datetime.UTC`, where the module is the library's, and for `xml.sax` after `import xml`."""
     begins, text = "module '", text_of(exc) if type(exc) is AttributeError else ""
-    return _VERSION if text.startswith(begins) and _is_of_the_library(text[len(begins) :].partition("'")[0].partition(".")[0]) else None
+    module, _, rest = text[len(begins) :].partition("'")
+    if not text.startswith(begins) or not _is_of_the_library(module.partition(".")[0]):
+        return None
+    attribute = rest.partition("'")[2].partition("'")[0]
+    whole = one_line("%s.%s" % (module, attribute), 80)
+    if _lies_in(module, attribute):
+        return "`%s` is a module, and it is not imported: `import %s` before it" % (whole, whole)
+    return "`%s` is there on Windows alone, where no run is: do without it" % whole if whole in _OF_WINDOWS else _VERSION
+
+
+def _lies_in(package: str, name: str) -> bool:
+    """Whether a package that is imported has such a module. Its files say so: to look for a spec is to ask finders that may be
+    the code's own."""
+    module = sys.modules.get(package)
+    places = module.__dict__.get("__path__") if type(module) is type(sys) else None
+    if type(places) is not list or not name.isidentifier():
+        return False
+    paths = ["%s/%s" % (place, name) for place in places[:_PLACES_MAX] if type(place) is str]
+    return any(os.path.isfile(path + ".py") or os.path.isfile(path + "/__init__.py") for path in paths)
 
 
 def _misnamed(exc):

@@ -1,5 +1,6 @@
 """What an error says first, to whoever wrote the code for a place that it does not run in."""
 
+import importlib.util
 import os
 import sys
 import textwrap
@@ -11,6 +12,13 @@ MAIN = "import os, sys, subprocess\nfrom runtime import blobs, log, run\nimport 
 VERSION = "this run has Python %d.%d\n" % sys.version_info[:2]
 SAYS_NAMES = sys.version_info >= (3, 10)
 GONE_IN_3_13 = "aifc audioop cgi chunk crypt lib2to3 mailcap nis nntplib spwd sunau telnetlib".split()
+
+
+def is_of_the_library(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
 
 
 class Hints(Case):
@@ -323,8 +331,15 @@ class NamesThatAreImported(Hints):
             ("audioop", "nothing else there does the same\n"),
             ("lib2to3.refactor", "use ast\n"),
         ):
+            head = name.partition(".")[0]
             raised = MAIN + "raise ModuleNotFoundError('x', name=%r)" % name
-            self.hinted(raised, "ModuleNotFoundError", hint % (name.partition(".")[0], said))
+            if head == name or not is_of_the_library(head):
+                self.hinted(raised, "ModuleNotFoundError", hint % (head, said))
+            else:
+                self.hinted(raised, "ModuleNotFoundError", VERSION[:-1] + ", whose library has no `%s`\n" % name)
+        if is_of_the_library("distutils"):
+            none = VERSION[:-1] + ", whose library has no `distutils.nope`\n"
+            self.hinted("import distutils.nope\ndef main(args): pass", "ModuleNotFoundError", none)
         for since, names in (((3, 12), ("imp", "asyncore", "asynchat", "smtpd", "distutils.version")), ((3, 13), GONE_IN_3_13)):
             for name in names if sys.version_info >= since else ():
                 self.hinted("import %s\ndef main(args): pass" % name, "ModuleNotFoundError", hint % (name.partition(".")[0], ""))
@@ -333,10 +348,16 @@ class NamesThatAreImported(Hints):
     def test_modules_that_are_still_to_come(self):
         hint = VERSION[:-1] + ", whose library has no `%s`: %s is the first that has it\n"
         for name, since in (("tomllib", "3.11"), ("compression.zstd", "3.14"), ("annotationlib", "3.14")):
-            hinted = hint % (name.partition(".")[0], since)
-            self.hinted(MAIN + "raise ModuleNotFoundError('x', name=%r)" % name, "ModuleNotFoundError", hinted)
+            head = name.partition(".")[0]
+            raised, missing = MAIN + "raise ModuleNotFoundError('x', name=%r)", "import %s\ndef main(args): pass"
             if sys.version_info < tuple(map(int, since.split("."))):
-                self.hinted("import %s\ndef main(args): pass" % name, "ModuleNotFoundError", hinted)
+                for code in (raised % name, missing % name, missing % (head + ".x")):
+                    self.hinted(code, "ModuleNotFoundError", hint % (head, since))
+                continue
+            self.hinted(raised % head, "ModuleNotFoundError", "a run can import the standard library, ")
+            said = VERSION[:-1] + ", whose library has no `%s.x`\n" % head
+            for code in (raised, missing):
+                self.hinted(code % (head + ".x"), "ModuleNotFoundError", said)
 
     def test_parts_of_a_module_of_the_library(self):
         for line, name in (("import json.schema", "json.schema"), ("from os.files import walk", "os.files"), ("import math.more", "math.more")):
@@ -476,11 +497,64 @@ class Versions(Hints):
     def test_attributes_of_modules_of_the_library(self):
         for line in ("import datetime; datetime.NONE", "import math; math.cubed(8)", "import os.path; os.path.none", "sys.none"):
             self.hinted(MAIN + line, "AttributeError", VERSION)
-            self.hinted(MAIN + "try: %s\n    except AttributeError: raise ValueError('no')" % line, "ValueError", VERSION)
+            self.hinted(MAIN + "try: %s\n    except AttributeError as exc: raise ValueError('no') from exc" % line, "ValueError", VERSION)
+            # What failed is what came after it.
+            for after in ("int('no')", "raise ValueError('no')", "raise ValueError('no') from None"):
+                self.unhinted(MAIN + "try: %s\n    except AttributeError: %s" % (line, after), "ValueError")
+            handled = "try: %s\n    except AttributeError as exc:\n        try: raise KeyError() from exc\n        except KeyError: int('no')"
+            self.unhinted(MAIN + handled % line, "ValueError")
         self.sandbox.skill("t.up", {"code/main.py": "def main(args): pass"})
         own = "import skills.t.up as up; up.nothing"
         for line in (own, "type(sys)('json_').x", "(1).x", "import datetime; datetime.datetime.x", "raise type('Own', (AttributeError,), {})"):
             self.assertNotIn("this run has", self.check(MAIN + line, "Own" if "Own" in line else "AttributeError"))
+
+    def test_modules_of_a_package_of_the_library_that_are_not_imported(self):
+        hint = "`%s` is a module, and it is not imported: `import %s` before it\n"
+        for name in ("xml.sax", "concurrent.futures", "wsgiref.util", "email.mime.text"):
+            package = name.rpartition(".")[0]
+            self.hinted(MAIN + "import %s; %s" % (package, name), "AttributeError", hint % (name, name))
+            outcome = self.sandbox.code(MAIN + "import %s; %s" % (name, name))
+            self.assertEqual(outcome.status, "completed", outcome.result)
+        for line in ("import xml; xml.none", "import json; json.JSONB", "import os; os.path.sax"):
+            self.hinted(MAIN + line, "AttributeError", VERSION)
+
+    def test_no_finder_and_no_object_of_the_code_is_asked_for_them(self):
+        raised = "raise AttributeError(\"module '%s' has no attribute '%s'\")"
+        # What is not imported stays so.
+        self.hinted(MAIN + raised % ("wsgiref", "util"), "AttributeError", VERSION)
+        # What reports the failure may import something itself: only what is asked about this module counts.
+        evil = MAIN.replace("def main(args):", textwrap.dedent("""
+            import xml
+            def asked(*of):
+                if len(of) < 2 or type(of[1]) is not str or "sax" in of[1]: blobs.write_text("asked", kind="text/plain")
+                raise SystemExit
+            class Evil(%s): __fspath__ = __str__ = __iter__ = __getitem__ = __len__ = __bool__ = __eq__ = __getattribute__ = asked
+            class Finder:
+                def find_spec(self, name, *more): return asked(self, name) if "xml" in name else None
+            def hook(path):
+                if "xml" in path: asked(0, "sax")
+                raise ImportError
+            def main(args):"""))
+        for base, line, is_found in (
+            ("object", "sys.meta_path.insert(0, Finder())", True),
+            ("object", "sys.path_hooks.insert(0, hook); sys.path_importer_cache.clear()", True),
+            ("object", "xml.__path__ = object.__new__(Evil)", False),
+            ("object", "xml.__path__[:0] = [object.__new__(Evil)]", True),
+            ("list", "xml.__path__ = list.__new__(Evil, [])", False),
+            ("str", "xml.__path__ = [str.__new__(Evil, '/')]", False),
+            ("type(sys)", "sys.modules['xml'] = Evil.__new__(Evil, 'xml')", False),
+            ("object", "xml.__path__ = ['\\0', 3, None]", False),
+        ):
+            for name in ("sax", "../xml/sax", "", "s\\0x"):
+                outcome = self.sandbox.code(evil % base + line + "; " + raised % ("xml", name))
+                self.assertEqual((outcome.error["type"], outcome.blobs), ("AttributeError", {}), (line, name))
+                said = "`xml.sax` is a module" if is_found and name == "sax" else VERSION
+                self.assertTrue(outcome.error["message"].startswith(said), outcome.error["message"])
+
+    def test_what_is_of_windows_alone(self):
+        hint = "`%s` is there on Windows alone, where no run is: do without it\n"
+        for name in ("os.startfile", "ctypes.windll", "signal.CTRL_C_EVENT", "subprocess.STARTUPINFO"):
+            self.hinted(MAIN + "import %s; %s" % (name.partition(".")[0], name), "AttributeError", hint % name)
 
 
 if __name__ == "__main__":
