@@ -85,8 +85,8 @@ pub(crate) trait Part: Send + Sync {
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
 
-    /// Whether what it has refused last says nothing of what is written: the machine lacked something, a process or a thread. It is
-    /// tried again.
+    /// Whether what it has refused last says nothing of what is written: the machine lacked something, such as a process or a
+    /// thread. It is tried again.
     fn is_short(&self) -> bool {
         false
     }
@@ -355,7 +355,7 @@ impl Reload {
                 Err(why)
             }
         };
-        // What has just been put in place, and could not be kept, is not tried twice at once.
+        // What was well before, has just been put in place, and could not be kept, is not tried twice at once.
         let lost = match result {
             Ok(()) => lost_before,
             Err(_) => self.lost(),
@@ -452,7 +452,8 @@ impl Reload {
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
     /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost, and what the machine had no room for.
-    /// `interval` zero: on SIGHUP only, and what that has asked for, as it was then: what is edited later waits for the next one.
+    /// `interval` zero: on SIGHUP only, and what that has asked for, as it was when it was read: what is edited later waits for the
+    /// next one.
     /// Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
     pub(crate) async fn follow(
         self,

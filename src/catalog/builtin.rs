@@ -60,10 +60,16 @@ fn keep_only(dir: &Path, names: &[&str]) -> io::Result<()> {
             continue;
         }
         let path = entry.path();
-        tracing::warn!(
-            path = %path.display(),
-            "what is not of this version is removed from the gateway's own directory; skills of yours belong into [skills].paths"
-        );
+        // A start that was cut short has left it, and that is no news.
+        let is_ours = FILES
+            .iter()
+            .any(|(name, _)| entry.file_name() == *format!(".{name}.new"));
+        if !is_ours {
+            tracing::warn!(
+                path = %path.display(),
+                "what is not of this version is removed from the gateway's own directory; skills of yours belong into [skills].paths"
+            );
+        }
         match entry.file_type()?.is_dir() {
             true => std::fs::remove_dir_all(path)?,
             false => std::fs::remove_file(path)?,

@@ -29,11 +29,11 @@ pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, Socke
     tokio::time::timeout(run.gate.settings.connect_timeout, dial_now(run, target))
         .await
         .unwrap_or_else(|_| {
-            // What was waited for is not known any more: the name, or the addresses that were under way.
+            // What was waited for is not known any more: a turn to look the name up, the name, or its addresses.
             if is_told(run) {
                 let grant = run.grant();
                 let (run_id, host) = (&grant.run_id, grant.plain(target.host()));
-                tracing::warn!(run_id, %host, "a granted host has not answered in time (gate.connect_timeout_ms)");
+                tracing::warn!(run_id, %host, "a granted host was not reached in time (gate.connect_timeout_ms): its addresses, its name, or a turn to look that up");
             }
             Err(Refusal::Timeout(target.clone()))
         })

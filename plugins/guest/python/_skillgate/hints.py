@@ -84,7 +84,8 @@ _GONE = {
 _SINCE = {"annotationlib": "3.14", "compression": "3.14", "tomllib": "3.11"}
 # What Python has on Windows alone, whatever its version.
 _OF_WINDOWS = frozenset(
-    "asyncio.ProactorEventLoop asyncio.WindowsProactorEventLoopPolicy asyncio.WindowsSelectorEventLoopPolicy ctypes.WinDLL ctypes.windll "
+    "asyncio.ProactorEventLoop asyncio.WindowsProactorEventLoopPolicy asyncio.WindowsSelectorEventLoopPolicy asyncio.windows_events "
+    "asyncio.windows_utils ctypes.WinDLL ctypes.windll encodings.mbcs encodings.oem multiprocessing.popen_spawn_win32 "
     "os.O_BINARY os.add_dll_directory os.startfile signal.CTRL_BREAK_EVENT signal.CTRL_C_EVENT subprocess.CREATE_NEW_CONSOLE "
     "subprocess.CREATE_NEW_PROCESS_GROUP subprocess.CREATE_NO_WINDOW subprocess.STARTF_USESHOWWINDOW subprocess.STARTUPINFO".split()
 )
@@ -260,9 +261,11 @@ def _no_attribute(exc):
         return None
     attribute = rest.partition("'")[2].partition("'")[0]
     whole = one_line("%s.%s" % (module, attribute), 80)
+    if whole in _OF_WINDOWS:
+        return "`%s` is there on Windows alone, where no run is: do without it" % whole
     if _lies_in(module, attribute):
         return "`%s` is a module, and it is not imported: `import %s` before it" % (whole, whole)
-    return "`%s` is there on Windows alone, where no run is: do without it" % whole if whole in _OF_WINDOWS else _VERSION
+    return _VERSION
 
 
 def _lies_in(package: str, name: str) -> bool:

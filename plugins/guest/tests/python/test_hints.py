@@ -15,10 +15,8 @@ GONE_IN_3_13 = "aifc audioop cgi chunk crypt lib2to3 mailcap nis nntplib spwd su
 
 
 def is_of_the_library(name):
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:
-        return False
+    """By its list where there is one, also of what a distribution has left out."""
+    return name in sys.stdlib_module_names if SAYS_NAMES else importlib.util.find_spec(name) is not None
 
 
 class Hints(Case):
@@ -337,7 +335,7 @@ class NamesThatAreImported(Hints):
                 self.hinted(raised, "ModuleNotFoundError", hint % (head, said))
             else:
                 self.hinted(raised, "ModuleNotFoundError", VERSION[:-1] + ", whose library has no `%s`\n" % name)
-        if is_of_the_library("distutils"):
+        if sys.version_info < (3, 12):
             none = VERSION[:-1] + ", whose library has no `distutils.nope`\n"
             self.hinted("import distutils.nope\ndef main(args): pass", "ModuleNotFoundError", none)
         for since, names in (((3, 12), ("imp", "asyncore", "asynchat", "smtpd", "distutils.version")), ((3, 13), GONE_IN_3_13)):
@@ -553,7 +551,7 @@ class Versions(Hints):
 
     def test_what_is_of_windows_alone(self):
         hint = "`%s` is there on Windows alone, where no run is: do without it\n"
-        for name in ("os.startfile", "ctypes.windll", "signal.CTRL_C_EVENT", "subprocess.STARTUPINFO"):
+        for name in ("os.startfile", "ctypes.windll", "asyncio.windows_events", "signal.CTRL_C_EVENT", "subprocess.STARTUPINFO"):
             self.hinted(MAIN + "import %s; %s" % (name.partition(".")[0], name), "AttributeError", hint % name)
 
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, ftruncate};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::beneath;
@@ -53,9 +53,12 @@ pub(super) fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
         Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
     };
     // Only so that the refusal above can name who holds it: a store whose disk is full opens all the same, so that there is room
-    // again when something expires or is deleted. Written over what was there, which a full disk takes, and of one length, so
-    // that nothing of another number is left behind it.
+    // again when something expires or is deleted. Written over what was there, which most file systems do when they are full, and
+    // of one length, so that nothing of another number is left behind it.
     let own = format!("{:<1$}\n", std::process::id(), HOLDER_BYTES - 1);
-    let _unnamed = beneath::write_all(&lock.0, LOCK_FILE, own.as_bytes());
+    if beneath::write_all(&lock.0, LOCK_FILE, own.as_bytes()).is_err() {
+        // No number, rather than that of one that has ended.
+        let _ = ftruncate(&lock.0, 0);
+    }
     Ok(lock)
 }

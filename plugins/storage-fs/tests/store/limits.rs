@@ -78,7 +78,8 @@ pub(crate) fn fill_the_disk(dir: &Path) {
         abi::E_NOT_FOUND
     );
     assert_eq!(read_blob(&store, "acme", &kept).unwrap(), b"kept");
-    // Full to the last byte, and the lock is one that a start before could not write into: it opens, since what is in it may go.
+    // Full to the last byte, and the lock is one that a start before could not write into, or has another's number: it opens, since
+    // what is in it may go.
     drop(store);
     std::fs::write(dir.join("store/lock"), "").unwrap();
     let mut rest = std::fs::File::create(dir.join("rest")).unwrap();
