@@ -1,7 +1,6 @@
 //! Bundled plugins are the program's: what is installed under a gateway that serves is for the next start.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
@@ -9,51 +8,8 @@ use serde_json::json;
 use super::{TAKEN, reload};
 use crate::alone;
 use crate::examples::{changed, instead};
+use crate::installed::{PLUGINS, Prefix};
 use crate::support::gateway::{House, Settings, is_root, must_not_start};
-
-const PLUGINS: [&str; 2] = [
-    "libskillgate_storage_fs.so",
-    "libskillgate_sandbox_process.so",
-];
-
-/// An installation, as OPERATING.md has it.
-struct Prefix {
-    program: PathBuf,
-    lib: PathBuf,
-}
-
-impl Prefix {
-    fn below(house: &House) -> Prefix {
-        let built = Path::new(env!("CARGO_BIN_EXE_skillgate"));
-        let prefix = house.path().join("prefix");
-        let [bin, lib, share] =
-            ["bin", "lib/skillgate", "share/skillgate"].map(|part| prefix.join(part));
-        for dir in [&bin, &lib, &share] {
-            fs::create_dir_all(dir).unwrap();
-        }
-        let program = bin.join("skillgate");
-        fs::copy(built, &program).unwrap();
-        let prefix = Prefix { program, lib };
-        for name in PLUGINS {
-            let bytes = fs::read(built.parent().unwrap().join("deps").join(name)).unwrap();
-            prefix.install(name, &bytes);
-        }
-        let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
-        std::os::unix::fs::symlink(policies, share.join("policies")).unwrap();
-        prefix
-    }
-
-    fn plugin(&self, name: &str) -> PathBuf {
-        self.lib.join(name)
-    }
-
-    /// As `install` does it: another file in the place of the one before.
-    fn install(&self, name: &str, bytes: &[u8]) {
-        let new = self.lib.join("new");
-        fs::write(&new, bytes).unwrap();
-        fs::rename(new, self.plugin(name)).unwrap();
-    }
-}
 
 /// Writes a configuration in which both plugins' sections are others than with another of these.
 fn configure(house: &House, isolation: &str, number: u64) {
@@ -82,7 +38,7 @@ fn configure(house: &House, isolation: &str, number: u64) {
 fn a_reload_keeps_the_bundled_plugins_that_the_program_has_begun_with() {
     let _alone = alone();
     let house = House::new(Settings::default());
-    let prefix = Prefix::below(&house);
+    let prefix = Prefix::whole(&house);
     configure(&house, "gateway", 4);
     let gateway = house.start_as(house.command_of(&prefix.program));
     let loaded = || -> Vec<String> {
@@ -129,7 +85,7 @@ fn a_reload_keeps_the_bundled_plugins_that_the_program_has_begun_with() {
 fn half_an_upgrade_does_not_start() {
     let _alone = alone();
     let house = House::new(Settings::default());
-    let prefix = Prefix::below(&house);
+    let prefix = Prefix::whole(&house);
     let text = fs::read_to_string(house.config()).unwrap();
     let store = changed(&house, "store", &[]);
     let sandbox = changed(&house, "echo", &[]);
