@@ -142,8 +142,8 @@ def hint(exc, kind, function):
         if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
             return _no_variable(link)
         # One that the code was handling is not what it failed by, unless it has said so by `from`.
-        lacks = _no_attribute(link) if link is cause else None
-        said = _refused(link, where) or _misnamed(link) or lacks or _no_argument(link)
+        lacks = (_no_attribute(link) or _no_argument(link)) if link is cause else None
+        said = _refused(link, where) or _misnamed(link) or lacks
         if said:
             return said
         cause = cause_of(link) if link is cause else None

@@ -37,7 +37,8 @@ def chain(exc):
         if exc is None:
             return
         yield exc
-        exc = cause_of(exc) or context_of(exc)
+        cause = cause_of(exc)  # its truth would be what its class says
+        exc = context_of(exc) if cause is None else cause
 
 
 def raised_in(exc):

@@ -47,6 +47,18 @@ class Arguments(Hints):
         self.hinted("def main(a):\n    return a['csv']", "KeyError", "the arguments of this call have no 'csv': there are none\n")
         self.hinted("def main(a):\n    return f(a)\ndef f(options):\n    return options['csv']", "KeyError", "the arguments of this call have no 'csv'")
 
+    def test_one_that_the_code_does_without(self):
+        without = MAIN + "try: args['csv']\n    except KeyError%s"
+        self.unhinted(without % ": 1 / 0", "ZeroDivisionError")
+        self.hinted(without % " as exc: raise ValueError('no table') from exc", "ValueError", "the arguments of this call have no 'csv'")
+
+    def test_through_an_exception_that_is_false(self):
+        for truth in ("__len__(self): return 0", "__bool__(self): raise SystemExit"):
+            code = MAIN.replace("def main", "class Own(Exception):\n    def %s\ndef main" % truth)
+            code += "try:\n        try: args['csv']\n        except KeyError as exc: raise Own from exc\n"
+            code += "    except Own as exc: raise ValueError('no table') from exc"
+            self.hinted(code, "ValueError", "the arguments of this call have no 'csv'")
+
     def test_what_is_missing_elsewhere(self):
         for line in ("return args['a']['csv']", "return {}['csv']", "raise KeyError('csv')", "args[5]", "args['a'].pop('csv')", "x = dict(args); x['csv']"):
             self.unhinted("def main(args):\n    " + line, "KeyError", args={"a": {}})
