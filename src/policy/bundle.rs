@@ -257,16 +257,20 @@ impl Bundle {
             let message = format!("metadata.sequence is {sequence}, not a whole number");
             return Err(BundleError::new(manifest, message));
         }
-        // Rules about a member that this gateway does not give would say nothing, those that deny among them.
-        for (key, known) in [
-            ("input_schema", input::SCHEMA),
-            ("decision_schema", decision::SCHEMA),
+        // Rules about a member that this gateway does not give would say nothing, those that deny among them; nor would those of
+        // an entry that it does not ask.
+        let version = "its rules are for another version; take those for this one, or install the version that they are for";
+        let entry = "no other rule is asked; make its decision that one's";
+        for (key, known, what_to_do) in [
+            ("input_schema", input::SCHEMA, version),
+            ("decision_schema", decision::SCHEMA, version),
+            ("entrypoint", decision::ENTRY, entry),
         ] {
             if let Some(written_for) = self.manifest.metadata.get(key)
                 && written_for.as_str() != Some(known)
             {
                 let message = format!(
-                    "metadata.{key} is {written_for}, and this gateway has {known:?}: its rules are for another version; take those for this one, or install the version that they are for"
+                    "metadata.{key} is {written_for}, and this gateway has {known:?}: {what_to_do}"
                 );
                 return Err(BundleError::new(manifest, message));
             }

@@ -14,6 +14,8 @@ use skillgate_skill::{NetworkPattern, SecretName};
 use super::engine::Fault;
 use crate::config::MEMORY_BYTES_MIN;
 
+/// The one rule that is asked; this document is its value.
+pub(super) const ENTRY: &str = "data.skills.authz.decision";
 /// The version of this document.
 pub(super) const SCHEMA: &str = "skills.policy.decision/v1";
 /// Reasons of one decision that are read.

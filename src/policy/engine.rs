@@ -17,10 +17,9 @@ use regorus::utils::limits::ExecutionTimerConfig;
 use regorus::{CompiledPolicy, Engine, Value};
 
 use super::bundle::Bundle;
+use super::decision::ENTRY;
 use super::memo;
 
-/// The one rule that is asked.
-const ENTRY: &str = "data.skills.authz.decision";
 /// The last resort when a machine stands still; the number of instructions is what bounds a decision. Wide, because a
 /// busy host may take a thread away for long.
 pub(super) const WALL_MAX: Duration = Duration::from_secs(2);

@@ -101,6 +101,11 @@ fn what_is_not_read_is_refused_by_name() {
             r#"{ "metadata": { "input_schema": 1 } }"#,
             "metadata.input_schema is 1, and",
         ),
+        (
+            ".manifest",
+            r#"{ "metadata": { "entrypoint": "data.acme.decision" } }"#,
+            r#"metadata.entrypoint is "data.acme.decision", and this gateway has "data.skills.authz.decision": no other rule is asked"#,
+        ),
         ("tests/decisions/a.json", "words", "expected value"),
     ] {
         let said = read(&[(path, text)]).unwrap_err();
@@ -119,7 +124,7 @@ fn what_is_not_read_is_refused_by_name() {
         ),
         (
             ".manifest",
-            r#"{ "metadata": { "input_schema": "skills.policy.input/v1", "decision_schema": "skills.policy.decision/v1" } }"#,
+            r#"{ "metadata": { "input_schema": "skills.policy.input/v1", "decision_schema": "skills.policy.decision/v1", "entrypoint": "data.skills.authz.decision" } }"#,
         ),
     ] {
         let bundle = read(&[(path, text)]).unwrap();
