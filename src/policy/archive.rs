@@ -18,10 +18,9 @@ const UNPACKED_BYTES_MAX: u64 = BUNDLE_BYTES_MAX + 16 * 1024 * 1024;
 /// Reads an archive into memory; nothing is written anywhere.
 pub(super) fn read(path: &Path) -> Result<Files, BundleError> {
     let wrong = |message: String| BundleError::new(path.display(), message);
-    let file = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let meta = file
-        .metadata()
-        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let unread = |error| BundleError::unread(path, &error);
+    let file = File::open(path).map_err(unread)?;
+    let meta = file.metadata().map_err(unread)?;
     if !meta.is_file() {
         return Err(wrong(
             "is neither a directory nor a regular file (.tar.gz)".into(),

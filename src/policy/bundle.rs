@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use regorus::Value;
+use rustix::io::Errno;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -43,8 +44,15 @@ pub struct BundleError {
     pub place: String,
     /// What is wrong, and what to do.
     pub message: String,
-    /// Not because of what is in it: the machine had no room for its trial, and may have later.
+    /// Not because of what is in it: the machine had no room to read or to try it, and may have later.
     pub is_passing: bool,
+}
+
+/// Of a machine that may have room later: processes, threads, memory and open files.
+pub(super) const NO_ROOM: [Errno; 4] = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
+
+pub(super) fn lacks_room(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| NO_ROOM.contains(&errno))
 }
 
 impl BundleError {
@@ -53,6 +61,13 @@ impl BundleError {
             place: place.to_string(),
             message: message.into(),
             is_passing: false,
+        }
+    }
+
+    pub(super) fn unread(path: &Path, error: &io::Error) -> Self {
+        BundleError {
+            is_passing: lacks_room(error),
+            ..BundleError::new(path.display(), format!("cannot be read: {error}"))
         }
     }
 }
@@ -343,9 +358,8 @@ fn read_data(path: &str, text: &str) -> Result<Value, String> {
 impl Files {
     /// Reads a directory or an archive.
     pub(super) fn read(path: &Path) -> Result<Files, BundleError> {
-        let cannot = |error| BundleError::new(path.display(), format!("cannot be read: {error}"));
-        let is_dir = fs::metadata(path).map_err(cannot)?.is_dir();
-        let files = if is_dir {
+        let found = fs::metadata(path).map_err(|error| BundleError::unread(path, &error))?;
+        let files = if found.is_dir() {
             Files::of_directory(path)?
         } else {
             super::archive::read(path)?
@@ -376,9 +390,7 @@ impl Files {
     }
 
     fn of_directory(root: &Path) -> Result<Files, BundleError> {
-        let cannot = |path: &Path, error: std::io::Error| {
-            BundleError::new(path.display(), format!("cannot be read: {error}"))
-        };
+        let cannot = |path: &Path, error: io::Error| BundleError::unread(path, &error);
         let real_root = fs::canonicalize(root).map_err(|error| cannot(root, error))?;
         let mut files = Files::default();
         let mut bytes_total = 0_u64;

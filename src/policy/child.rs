@@ -12,11 +12,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::bundle::{Bundle, Files};
+use super::bundle::{Bundle, Files, lacks_room};
 use super::trial::{self, Report};
 
 /// The hidden command that the second process runs.
@@ -27,8 +26,6 @@ const WALL_MAX: Duration = Duration::from_secs(60);
 const CPU_S_MAX: u64 = 60;
 /// Memory of a trial in bytes of address space.
 const MEMORY_BYTES_MAX: u64 = 8 << 30;
-/// Of a machine that may have room for a trial later: processes, threads, memory and open files.
-const NO_ROOM: [Errno; 4] = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
 const SIGKILL: i32 = Signal::KILL.as_raw();
 /// Bytes of a trial's report.
 const REPORT_BYTES_MAX: u64 = 1 << 20;
@@ -75,11 +72,7 @@ impl NoVerdict {
     /// It says nothing of what is in the bundle: the machine had no room for the trial, and may have later. Not where it was killed:
     /// what takes more memory than there is would be tried for ever, beside the runs that need it.
     fn is_passing(&self) -> bool {
-        let NoVerdict::NotHeld(error) = self else {
-            return false;
-        };
-        let lacks = Errno::from_io_error(error);
-        lacks.is_some_and(|errno| NO_ROOM.contains(&errno))
+        matches!(self, NoVerdict::NotHeld(error) if lacks_room(error))
     }
 }
 
@@ -265,7 +258,7 @@ mod tests {
         let failed = run(nowhere, &Files::default(), "p", 1000).unwrap_err();
         assert!(failed.problems[0].contains("No such file"), "{failed:?}");
         assert!(!failed.is_passing);
-        for errno in NO_ROOM {
+        for errno in crate::policy::bundle::NO_ROOM {
             let failed = Failed::from(NoVerdict::from(std::io::Error::from(errno)));
             assert!(failed.is_passing, "{failed:?}");
         }

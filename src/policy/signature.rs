@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, is_wanted};
+use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, is_wanted, lacks_room};
 use crate::auth::der_value;
 use crate::config::PolicyKey;
 use crate::json;
@@ -259,7 +259,10 @@ fn read_key(key: &PolicyKey) -> Result<Key, BundleError> {
         std::io::Read::read_to_string(&mut std::io::Read::take(file, KEY_BYTES_MAX), &mut text)?;
         Ok(text)
     });
-    let text = read.map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    let text = read.map_err(|error| BundleError {
+        is_passing: lacks_room(&error),
+        ..wrong(&format!("cannot be read: {error}"))
+    })?;
     let scheme: &'static dyn VerificationAlgorithm = match key.algorithm {
         "ES256" => &scheme::ECDSA_P256_SHA256_FIXED,
         "ES384" => &scheme::ECDSA_P384_SHA384_FIXED,

@@ -1,6 +1,9 @@
 //! What a bundle may have in it, and where its data may be.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::*;
+use crate::reload::tests::shortage::alone_as_nobody;
 
 const RULES: (&str, &str) = ("a.rego", "package a");
 
@@ -142,4 +145,45 @@ fn a_bundle_without_a_revision_is_named_by_its_content() {
     assert_eq!(of(r#"{ "revision": "r7" }"#).0, "r7");
     let (revision, digest) = of("{}");
     assert_eq!(revision, format!("sha256:{}", &digest[..12]));
+}
+
+#[test]
+fn where_no_file_can_be_opened_a_bundle_is_not_refused_for_good() {
+    alone_as_nobody("policy::tests::bundles::child_without_files");
+}
+
+#[test]
+#[ignore = "run by where_no_file_can_be_opened_a_bundle_is_not_refused_for_good, in a process of its own"]
+fn child_without_files() {
+    let home = tempfile::tempdir().unwrap();
+    let (directory, file) = (home.path().join("b"), home.path().join("b.tar.gz"));
+    std::fs::create_dir_all(directory.join("c")).unwrap();
+    std::fs::write(directory.join("c/a.rego"), "package a").unwrap();
+    std::fs::write(&file, "no archive").unwrap();
+    for (path, in_the_end) in [
+        (&directory, None),
+        (&file, Some("is no .tar.gz")),
+        (&home.path().join("nowhere"), Some("No such file")),
+    ] {
+        let limit = getrlimit(Resource::Nofile);
+        let mut errors = Vec::new();
+        let read = loop {
+            let current = Some(errors.len() as u64);
+            setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+            match Files::read(path) {
+                Err(error) if error.is_passing => errors.push(error.message),
+                read => break read,
+            }
+        };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let is_open = |error: &String| error.contains("Too many open files");
+        assert!(errors.iter().all(is_open), "{errors:?}");
+        // To look whether it is there takes none.
+        assert_eq!(errors.is_empty(), !path.exists(), "{path:?}");
+        match (read, in_the_end) {
+            (Ok(_), None) => {}
+            (Err(error), Some(why)) => assert!(error.message.contains(why), "{error}"),
+            (read, _) => panic!("{read:?}"),
+        }
+    }
 }
