@@ -249,5 +249,14 @@ mod tests {
         // A hostile set gets a bounded list of complaints.
         let bad = vec![SkillPath::parse("a").unwrap(); 900];
         assert!(run(&bad, 0, 0, true).unwrap_err().len() <= PROBLEMS_MAX + 1);
+        let parse = |path: String| SkillPath::parse(&path).unwrap();
+        let beneath = |n: usize| [parse(format!("d/{n}")), parse(format!("d/{n}/x"))];
+        let spelled = |n: usize| [parse(format!("d{n}/x")), parse(format!("D{n}/y"))];
+        for bad in [
+            (0..400).flat_map(beneath).collect::<Vec<_>>(),
+            (0..400).flat_map(spelled).collect(),
+        ] {
+            assert_eq!(run(&bad, 0, 0, true).unwrap_err().len(), PROBLEMS_MAX);
+        }
     }
 }

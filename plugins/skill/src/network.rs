@@ -127,7 +127,7 @@ impl NetworkPattern {
         } else {
             host == self.host
         };
-        scheme == self.scheme && port == self.port && host_is_within && host.len() <= HOST_BYTES_MAX
+        scheme == self.scheme && port == self.port && host_is_within
     }
 }
 
@@ -189,8 +189,7 @@ fn parse(text: &str) -> Result<NetworkPattern, String> {
 }
 
 fn parse_port(text: &str) -> Result<u16, String> {
-    let digits =
-        !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
+    let digits = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
     match text.parse::<u16>() {
         Ok(port) if digits => Ok(port),
         _ => Err("has a bad port; write a number from 1 to 65535 without leading zeros".into()),
@@ -423,6 +422,24 @@ mod tests {
             &below,
         ] {
             assert!(NetworkPattern::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, why) in [
+            ("https://", "has no host"),
+            ("https://*.", "has no host"),
+            ("https://u@a.com", "has a user name"),
+            ("https://[a]", "names an IP address"),
+            ("https://::1", "names an IP address"),
+            ("https://a.com:443:1", "names an IP address"),
+            ("https://a.com:", "has a bad port"),
+            ("https://a.com.", "has a host with a trailing dot"),
+            ("https://a..com", "has a host with an empty label"),
+        ] {
+            let error = NetworkPattern::parse(text).unwrap_err();
+            assert!(error.rule.contains(why), "{text}: {error}");
         }
     }
 

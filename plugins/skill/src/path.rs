@@ -349,6 +349,16 @@ mod tests {
             assert!(!e.is_escape(), "{bad:?}: {e}");
             assert!(!e.to_string().chars().any(is_hidden), "{e:?}");
         }
+        let bytes = format!("{0}/{0}/{0}/{1}", &component[1..], "b".repeat(126));
+        for (bad, why) in [
+            ("", "is empty"),
+            ("a/", "a directory, not a file"),
+            (&bytes, "has 513 bytes, at most 512 are allowed"),
+            (&deep, "has 17 components, at most 16 are allowed"),
+        ] {
+            let error = SkillPath::parse(bad).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]
@@ -369,7 +379,13 @@ mod tests {
         ] {
             assert_eq!(fold(a), fold(b), "{a} {b}");
         }
-        for (a, b) in [("a.b", "ab"), (".a", "a"), ("a/...", "a"), ("a b", "ab")] {
+        for (a, b) in [
+            ("a.b", "ab"),
+            (".a", "a"),
+            ("a/...", "a"),
+            ("a b", "ab"),
+            ("a/b", "ab"),
+        ] {
             assert_ne!(fold(a), fold(b), "{a} {b}");
         }
     }

@@ -113,8 +113,13 @@ mod tests {
     #[test]
     fn hidden_is_shown() {
         assert_eq!(quoted("a\u{202e}b\n\"\u{1b}"), r#""a\u{202e}b\n\"\u{1b}""#);
+        // The library's own escapes leave this one as it is, which looks like nothing.
+        assert_eq!(quoted("a\u{3164}\r\t"), r#""a\u{3164}\r\t""#);
         assert!(quoted(&"x".repeat(500)).len() < 100);
         assert_eq!(one_line("a\n  b\u{202e}\r\n"), "a; b\\u{202e}");
+        assert_eq!(one_line(&"é".repeat(300)), "é".repeat(300));
+        assert_eq!(one_line(&"é".repeat(301)), "é".repeat(300) + "...");
+        assert_eq!(shown("a\u{202e}b"), "a\\u{202e}b");
     }
 
     #[test]
