@@ -272,7 +272,8 @@ fn shelf_and_store_in_one_instance_are_one_list() {
     let bench = Bench::new();
     let dir = bench.dir.path().join("skills");
     write_skill(&dir.join("b"), "demo.b", "1.0.0", "");
-    write_skill(&dir.join("d"), "demo.d", "1.0.0", "");
+    let shelved = dir.join("d");
+    write_skill(&shelved, "demo.d", "1.0.0", "");
     let store = shelf(&bench, &[dir], true);
     for (name, version) in [
         ("demo.a", "1.0.0"),
@@ -309,6 +310,35 @@ fn shelf_and_store_in_one_instance_are_one_list() {
     assert_eq!(
         store.skill_put(&taken).unwrap_err().code,
         abi::E_ALREADY_EXISTS
+    );
+    // Who sends what is there has what was wanted.
+    let files = ["SKILL.md", "code/main.py", "skill.toml"];
+    let files = files.map(|path| (path, std::fs::read(shelved.join(path)).unwrap()));
+    let same = files.each_ref().map(|(path, bytes)| (*path, &bytes[..]));
+    let put = store.skill_put(&put_of("acme", "demo.d", "1.0.0", &same));
+    assert!(put.unwrap().read_only);
+    assert_eq!(listed(&store, 7), all);
+}
+
+#[test]
+fn what_was_published_before_it_was_on_the_shelf_is_there_once() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("b"), "demo.b", "1.0.0", "");
+    for version in ["1.0.0", "2.0.0"] {
+        let own = skill("acme", "demo.b", version, b"x");
+        bench.store().skill_put(&own).unwrap();
+    }
+    let store = shelf(&bench, &[dir], true);
+    for limit in 1..4 {
+        let all = listed(&store, limit);
+        assert_eq!(all, ["demo.b@2.0.0 own", "demo.b@1.0.0"], "{limit}");
+    }
+    assert!(
+        store
+            .skill_get("acme", "demo.b", "1.0.0")
+            .unwrap()
+            .read_only
     );
 }
 
@@ -347,8 +377,10 @@ fn a_version_that_cannot_be_read_is_told_and_its_name_is_the_operators() {
         let version = dir.join(name).join(OsStr::from_bytes(NOT_TO_BE_OPENED));
         write_skill(&version, name, "2.0.0", "");
     }
-    // What every file system has is nobody's skill.
-    std::fs::create_dir_all(dir.join("lost+found")).unwrap();
+    // What every file system has is nobody's skill, and what is hidden is not one yet.
+    for nobodys in ["lost+found", ".new"] {
+        write_skill(&dir.join(nobodys), "demo.nobodys", "1.0.0", "");
+    }
     for root in [false, true] {
         bench.logs.lock().unwrap().clear();
         let store = shelf(&bench, std::slice::from_ref(&dir), root);
