@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::glue::convert;
-use crate::glue::host_table::{error_code, HostTable};
+use crate::glue::host_table::{c_error, error_code, HostTable};
 use crate::testing;
 use crate::Reply;
 
@@ -80,6 +80,57 @@ fn only_what_is_negative_is_an_error() {
     for (code, told) in [(-1, -1), (0, abi::E_INTERNAL), (1, abi::E_INTERNAL)] {
         assert_eq!(error_code(&Error::new(code, "")), told);
     }
+}
+
+#[test]
+fn what_is_true_or_false_is_told_as_it_is() {
+    for is in [true, false] {
+        let skill = Skill {
+            read_only: is,
+            ..Skill::default()
+        };
+        let told: abi::Skill = seen(abi::OK, |c| convert::skill(skill, c));
+        assert_eq!(told.flags == abi::SKILL_READ_ONLY, is);
+        let result = RunResult {
+            completed: is,
+            ..RunResult::default()
+        };
+        let told: abi::RunResult = seen(abi::OK, |c| convert::run_result(result, c));
+        let status = [abi::RUN_FAILED, abi::RUN_COMPLETED][usize::from(is)];
+        assert_eq!(told.status, status);
+    }
+    let error = |retryable, not_executed, of_tenant| Error {
+        retryable,
+        not_executed,
+        of_tenant,
+        ..Error::new(abi::E_UNAVAILABLE, "")
+    };
+    for (error, flags) in [
+        (error(false, false, false), 0),
+        (error(true, false, false), abi::ERR_RETRYABLE),
+        (error(false, true, false), abi::ERR_NOT_EXECUTED),
+        (error(false, false, true), abi::ERR_TENANT),
+    ] {
+        assert_eq!(c_error(&error, error.code).flags, flags);
+    }
+}
+
+#[test]
+fn a_host_of_another_major_or_without_an_end_for_calls_is_refused() {
+    let past = PastHost::new();
+    let refused = |change: fn(&mut abi::Host)| {
+        let mut table = past.table;
+        change(&mut table);
+        // SAFETY: a whole table; nothing is asked of it.
+        unsafe { HostTable::new(&raw const table) }
+            .err()
+            .map(|why| why.0)
+    };
+    let major = refused(|table| table.abi_major = abi::ABI_MAJOR + 1);
+    let other = format!("host: major {} of the contract", abi::ABI_MAJOR + 1);
+    assert_eq!(major, Some(other));
+    let endless = refused(|table| table.complete = None);
+    assert_eq!(endless.as_deref(), Some("host: complete is null"));
 }
 
 unsafe extern "C" fn keeps_warnings(_: *mut c_void, level: u32, _: abi::Str) -> i32 {
