@@ -380,3 +380,58 @@ impl Ask<SandboxTable> for Run {
         answer::check_output(result)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use skillgate_plugin_sdk::model::Limits;
+
+    use super::*;
+
+    /// What is read of a struct in C is bounded while it is read; these are the bounds of what another process has read.
+    #[test]
+    fn the_answer_of_a_process_is_held_to_what_was_asked() {
+        let list = SkillList(SkillQuery {
+            limit: 1,
+            ..SkillQuery::default()
+        });
+        let page = |len| SkillPage {
+            skills: vec![Skill::default(); len],
+            more: false,
+        };
+        assert!(list.check(&page(1)).is_ok());
+        let error = list.check(&page(2)).unwrap_err().0;
+        assert_eq!(
+            error,
+            "skills: 2 elements, more than the 1 that were asked for"
+        );
+
+        let limits = Limits {
+            output_bytes: 4,
+            ..Limits::default()
+        };
+        let run = Run(Arc::new(RunRequest {
+            limits,
+            ..RunRequest::default()
+        }));
+        let result = |output: &str, output_spilled, blobs: &[&str]| RunResult {
+            completed: true,
+            output_json: output.into(),
+            output_spilled,
+            output_blobs: blobs.iter().map(|id| (*id).to_owned()).collect(),
+            ..RunResult::default()
+        };
+        for (result, why) in [
+            (result("null", false, &[]), None),
+            (result("12345", false, &[]), Some("output_json: 5 bytes")),
+            (result("", true, &["blob:a"]), None),
+            (result("", true, &[]), Some("output_blobs is empty")),
+            (result("1", true, &["a"]), Some("output_json is not empty")),
+        ] {
+            let checked = run.check(&result).map_err(|error| error.0);
+            match why {
+                None => assert_eq!(checked, Ok(())),
+                Some(why) => assert!(checked.unwrap_err().contains(why), "{why}"),
+            }
+        }
+    }
+}
