@@ -439,6 +439,7 @@ pub fn serve(read: Read) -> Result<(), AppError> {
             write_timeout: Duration::from_millis(config.server.write_timeout_ms),
             connections_max: files::connections(config.server.max_connections),
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
+            leave_timeout: server::LEAVE_TIMEOUT,
         };
         if let Err(error) = announce(address, operator.address()) {
             tracing::warn!(

@@ -128,6 +128,9 @@ const READ_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
 /// How long connections that are cut off may take to be gone: each ends where it waits next.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a connection on which nothing is asked stays when the drain begins. The request that its peer may be sending at that
+/// moment is refused, in words; in a connection that just ends he would not know whether it was taken.
+pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Connections without a place that stay until they have read why; addresses share these too. More of them are closed at
 /// once, and some of their peers see a reset.
 const TURNED_AWAY_MAX: usize = 128;
@@ -145,10 +148,12 @@ pub struct Settings {
     pub connections_max: usize,
     /// `server.drain_timeout_ms`
     pub drain_timeout: Duration,
+    /// [`LEAVE_TIMEOUT`]
+    pub leave_timeout: Duration,
 }
 
-/// Serves until `stop` resolves, then lets requests in flight finish for at most the drain timeout, and cuts off those that
-/// have not. Comes back with the moment until which what else is under way may go on. What is answered here, and not by the
+/// Serves until `stop` resolves, and who has connected by then; then lets requests in flight finish for at most the drain
+/// timeout, and cuts off those that have not. Comes back with the moment until which what else is under way may go on. What is answered here, and not by the
 /// stack, is counted in `metrics`.
 pub async fn serve(
     listener: TcpListener,
@@ -165,11 +170,22 @@ pub async fn serve(
     let mut stop = std::pin::pin!(stop);
     let mut listener = Accepting::new(listener);
     let mut turned_away = Often::default();
+    let mut is_over = false;
     loop {
         while connections.try_join_next().is_some() {}
-        let (stream, peer) = tokio::select! {
-            () = &mut stop => break,
-            accepted = listener.next() => accepted,
+        let accepted = if is_over {
+            listener.waiting().await
+        } else {
+            tokio::select! {
+                () = &mut stop => {
+                    is_over = true;
+                    continue;
+                }
+                accepted = listener.next() => Some(accepted),
+            }
+        };
+        let Some((stream, peer)) = accepted else {
+            break;
         };
         // Whoever holds many before a word is said leaves some to others.
         let address = site(peer.ip()).to_string();
@@ -206,13 +222,21 @@ pub async fn serve(
         let mut drains = draining.subscribe();
         connections.spawn(async move {
             // Asked about the drain first: an answer that is given in it says that it is the last (RFC 9112 section 9.6).
-            let ended = tokio::select! {
+            let mut ended = tokio::select! {
                 biased;
-                _ = drains.changed() => {
+                _ = drains.changed() => None,
+                ended = &mut connection => Some(ended),
+            };
+            if ended.is_none() && was_due.is_nothing() {
+                let stays = settings.leave_timeout.min(settings.drain_timeout);
+                ended = tokio::time::timeout(stays, &mut connection).await.ok();
+            }
+            let ended = match ended {
+                Some(ended) => ended,
+                None => {
                     std::pin::Pin::new(&mut connection).graceful_shutdown();
                     (&mut connection).await
                 }
-                ended = &mut connection => ended,
             };
             drop(drains);
             let is_begun = is_begun(&connection.into_parts().read_buf);

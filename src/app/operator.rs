@@ -68,6 +68,8 @@ impl Operator {
                 write_timeout: Duration::from_millis(config.server.write_timeout_ms),
                 connections_max: admin::CONNECTIONS_MAX,
                 drain_timeout: DRAIN,
+                // It goes when all else has gone.
+                leave_timeout: Duration::ZERO,
             },
         })
     }

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 
 /// How long to leave the listener alone when the process has no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
+/// As many as the kernel keeps of those that have connected and were not accepted yet: what tokio asks for.
+const BACKLOG: usize = 1024;
 /// While something goes on that may happen any number of times, after what time the log says it again.
 const SAID_AGAIN: Duration = Duration::from_secs(10);
 
@@ -36,6 +38,8 @@ impl Often {
 pub(super) struct Accepting {
     listener: TcpListener,
     failures: Often,
+    /// So many more of those that wait at its end.
+    left: usize,
 }
 
 impl Accepting {
@@ -43,6 +47,7 @@ impl Accepting {
         Accepting {
             listener,
             failures: Often::default(),
+            left: BACKLOG,
         }
     }
 
@@ -59,6 +64,14 @@ impl Accepting {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// One that has connected already: those that are left when the listener goes are reset by the kernel, and some have sent a
+    /// request by then. `None`, too, after as many as could wait: whoever goes on connecting does not put off the end.
+    pub(super) async fn waiting(&mut self) -> Option<(TcpStream, SocketAddr)> {
+        self.left = self.left.checked_sub(1)?;
+        let accepted = tokio::time::timeout(Duration::ZERO, self.listener.accept()).await;
+        accepted.ok()?.ok()
     }
 }
 

@@ -18,6 +18,7 @@ const PATIENT: Settings = Settings {
     write_timeout: Duration::from_secs(60),
     connections_max: 8,
     drain_timeout: Duration::from_secs(5),
+    leave_timeout: Duration::ZERO,
 };
 
 /// A server: its address, and how to stop it and wait until it has.

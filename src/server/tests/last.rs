@@ -1,6 +1,7 @@
 //! Answers that are the last of their connection.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt as _;
@@ -9,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::service_fn;
 
 use super::super::malformed::REST_BYTES_MAX;
-use super::super::{Body, Metrics, Stack, full, serve};
+use super::super::{Body, Metrics, Settings, Stack, full, serve};
 use super::{PATIENT, constant, serving};
 
 /// Else hyper ends the connection without a word, and the client has sent his next request by then.
@@ -78,6 +79,64 @@ async fn an_answer_that_is_given_in_the_drain_is_the_last() {
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
         server.await.unwrap();
+    }
+}
+
+const LAST: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+/// Its peer cannot know yet, and would not know of one that just ends whether it was taken.
+#[tokio::test]
+async fn a_request_that_is_on_its_way_when_the_drain_begins_is_answered() {
+    let settings = Settings {
+        drain_timeout: Duration::from_secs(60),
+        leave_timeout: Duration::from_secs(60),
+        ..PATIENT
+    };
+    let (address, stop) = serving(constant("hello"), settings).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nhello") {
+        assert!(client.read_buf(&mut answer).await.unwrap() > 0);
+    }
+    let asks = async {
+        while std::net::TcpStream::connect(address).is_ok() {
+            tokio::task::yield_now().await;
+        }
+        client.write_all(LAST.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+    };
+    tokio::join!(stop(), asks);
+}
+
+/// The kernel resets those that were not accepted.
+#[tokio::test]
+async fn who_has_connected_before_the_end_is_answered() {
+    let settings = Settings {
+        leave_timeout: PATIENT.drain_timeout,
+        ..PATIENT
+    };
+    for _ in 0..20 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(LAST.as_bytes()).await.unwrap();
+            clients.push(client);
+        }
+        let (stack, metrics) = (constant("hello"), Metrics::default());
+        serve(listener, stack, settings, metrics, std::future::ready(())).await;
+        for mut client in clients {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+        }
     }
 }
 
