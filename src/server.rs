@@ -153,8 +153,8 @@ pub struct Settings {
 }
 
 /// Serves until `stop` resolves, and who has connected by then; then lets requests in flight finish for at most the drain
-/// timeout, and cuts off those that have not. Comes back with the moment until which what else is under way may go on. What is answered here, and not by the
-/// stack, is counted in `metrics`.
+/// timeout, and cuts off those that have not. Comes back with the moment until which what else is under way may go on. What is
+/// answered here, and not by the stack, is counted in `metrics`.
 pub async fn serve(
     listener: TcpListener,
     stack: Stack,
