@@ -240,10 +240,11 @@ pub(super) fn args(facts: &Facts, named: &[String]) -> Result<Option<Value>, Fau
         return Ok(None);
     }
     match &facts.args {
-        Some(args) if let Some(number) = json::rounded_integer(args) => Err(Fault::Error(format!(
-            "the arguments have the integer {}, of which rules would see a rounded one (policy.include_args): one beyond 64 bits is sent as a string",
-            json::short(number)
-        ))),
+        // Which one is not said: no record has the arguments.
+        Some(args) if json::rounded_integer(args).is_some() => Err(Fault::Error(
+            "the arguments have an integer beyond 64 bits, of which rules would see a rounded one (policy.include_args): it is sent as a string"
+                .into(),
+        )),
         Some(args) => Value::from_json_str(args).map(Some).map_err(|error| {
             Fault::Error(format!("the arguments are no JSON to the engine: {error}"))
         }),
