@@ -393,7 +393,9 @@ impl Runs {
                 self.counted.hold(&mut result, took, plugin, caps);
                 Ok(result)
             }
-            Ok(Err(error)) if error.not_executed => {
+            Ok(Err(mut error)) if error.not_executed => {
+                // It may have asked for them before it refused.
+                error.message = services.redacted(&error.message).into_owned();
                 let error = Error::Sandbox(error);
                 say_why_not(&error);
                 watch.not_started();

@@ -387,6 +387,27 @@ fn submitted_code_gets_no_secret() {
     gateway.stop();
 }
 
+/// A sandbox of a vendor's, which says what it could not set (needs `cc`).
+#[test]
+fn what_a_sandbox_says_when_it_refuses_a_run_is_redacted() {
+    let _alone = alone();
+    let place = Place::new();
+    let said = format!("cannot set ACCOUNT={NUMBER}");
+    let words = [("this sandbox runs \\\"echo\\\"", said.as_str())];
+    let echo = crate::examples::changed(&place.house, "echo", &words);
+    let text = fs::read_to_string(place.house.config()).unwrap();
+    let text = crate::examples::instead(&text, r#"name = "sandbox-process""#, &echo);
+    fs::write(place.house.config(), text).unwrap();
+    let gateway = place.start();
+    let way = json!({ "way": "nothing" });
+    let reply = execute(&mut gateway.client(), "canary.leak", way);
+    assert_eq!(reply["error"]["data"]["kind"], "language_unsupported");
+    let log = gateway.log();
+    assert!(log.contains("cannot set ACCOUNT="), "{log}");
+    assert_clean("refused", &format!("{reply}{log}"));
+    gateway.stop();
+}
+
 #[test]
 fn a_granted_secret_without_a_value_keeps_the_run_from_starting() {
     let _alone = alone();
