@@ -21,6 +21,9 @@ const PATIENT: Settings = Settings {
     leave_timeout: Duration::ZERO,
 };
 
+/// A request after which its client asks nothing more.
+const LAST: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
 /// A server: its address, and how to stop it and wait until it has.
 async fn serving(stack: Stack, settings: Settings) -> (SocketAddr, impl AsyncFnOnce()) {
     counted(stack, settings, Metrics::default()).await
@@ -403,10 +406,7 @@ async fn a_connection_that_was_answered_has_its_place_for_a_moment_only() {
     };
     let (address, stop) = serving(constant("hello"), settings).await;
     let mut quiet = TcpStream::connect(address).await.unwrap();
-    quiet
-        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        .await
-        .unwrap();
+    quiet.write_all(LAST.as_bytes()).await.unwrap();
     let mut text = String::new();
     quiet.read_to_string(&mut text).await.unwrap();
     assert!(text.ends_with("hello"), "{text}");

@@ -11,7 +11,7 @@ use tower::service_fn;
 
 use super::super::malformed::REST_BYTES_MAX;
 use super::super::{Body, Metrics, Settings, Stack, full, serve};
-use super::{PATIENT, constant, serving};
+use super::{LAST, PATIENT, constant, serving};
 
 /// Else hyper ends the connection without a word, and the client has sent his next request by then.
 #[tokio::test]
@@ -81,8 +81,6 @@ async fn an_answer_that_is_given_in_the_drain_is_the_last() {
         server.await.unwrap();
     }
 }
-
-const LAST: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
 /// Its peer cannot know yet, and would not know of one that just ends whether it was taken.
 #[tokio::test]
@@ -158,11 +156,10 @@ async fn nothing_is_answered_behind_trailers() {
         "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{hides}",
         hides.len()
     );
-    let plain = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     for address in [reading, constant] {
         for (end, follows, answers) in [
-            ("\r\n", plain, 2),
-            ("X: 1\r\n\r\n", plain, 1),
+            ("\r\n", LAST, 2),
+            ("X: 1\r\n\r\n", LAST, 1),
             ("\n", &next, 1),
             ("X: 1\n\n", &next, 1),
             ("X: 1\r\n\n", &next, 1),
