@@ -476,9 +476,11 @@ pub fn serve(read: Read) -> Result<(), AppError> {
         let ends = async { ends.await.unwrap_or(()) };
         let mut reloads = tokio::spawn(reload.follow(hangup, interval, ends));
         let (stack, metrics) = (stack::public(&app.parts), app.parts.metrics.clone());
-        let until = serve_connections(listener, stack, settings, metrics, stop).await;
-        // Those whose caller has gone are in no connection. They end before the plugins, which would wait for them.
-        app.parts.rooms.runs.drain(until).await;
+        let left = serve_connections(listener, stack, settings, metrics, stop).await;
+        // Those whose caller waits are answered in their connections; those whose caller has gone are in none. They end before
+        // the plugins, which would wait for them.
+        let ended = app.parts.rooms.runs.drain(left.until());
+        tokio::join!(left.cut_off(server::WORDS_TIMEOUT), ended);
         drop(end);
         // It holds on to what ends next, and what a reload that goes on puts in place would never be ended.
         if tokio::time::timeout(RELOAD_TIMEOUT, &mut reloads)

@@ -22,7 +22,7 @@ use tracing::Instrument;
 use crate::json::cut;
 use crate::rpc::code::Code;
 use crate::rpc::{ErrorObject, NoSpace};
-use crate::server::{Body, Broken, full};
+use crate::server::{Body, Broken, Ends, full};
 use crate::telemetry::trace::Trace;
 use crate::telemetry::with_sources;
 use crate::{blobs, catalog, methods, runs};
@@ -129,6 +129,15 @@ impl Refusal {
         Refusal {
             close: true,
             ..refusal.with(header::RETRY_AFTER, "1")
+        }
+    }
+
+    /// Of what has no answer yet when the drain is over. Nobody is told when to try again: whoever does so unseen may do it twice.
+    pub fn cut_off() -> Self {
+        let why = "the gateway had to stop before this call was answered; whether it was done is not known: look for what it should have done before you send it again";
+        Refusal {
+            close: true,
+            ..Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)
         }
     }
 
@@ -281,8 +290,9 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let inner = self.inner.clone();
+        let ends = request.extensions_mut().remove::<Ends>();
         let request_id = RequestId::of(request.headers());
         let began = Instant::now();
         let trace = Trace::in_request(&request);
@@ -299,12 +309,16 @@ where
                 request_id: request_id.clone(),
                 request,
             };
-            let outcome = AssertUnwindSafe(inner.oneshot(named)).catch_unwind().await;
-            // The panic's own message is in the log already; nobody else is told of it.
-            let outcome = outcome.unwrap_or_else(|_| {
-                tracing::error!("a request ended in a panic");
-                Err(ErrorObject::internal().into())
-            });
+            let answered = AssertUnwindSafe(inner.oneshot(named)).catch_unwind();
+            let outcome = tokio::select! {
+                biased;
+                outcome = answered => outcome.unwrap_or_else(|_| {
+                    // The panic's own message is in the log already; nobody else is told of it.
+                    tracing::error!("a request ended in a panic");
+                    Err(ErrorObject::internal().into())
+                }),
+                () = cut_off(ends) => Err(Refusal::cut_off()),
+            };
             let mut response = outcome.unwrap_or_else(|refusal| {
                 tracing::info!(
                     kind = refusal.kind,
@@ -329,6 +343,14 @@ where
             Ok(response)
         };
         Box::pin(work.instrument(span))
+    }
+}
+
+/// Resolves when a request's time is over, which only its connection knows.
+async fn cut_off(ends: Option<Ends>) {
+    match ends {
+        Some(mut ends) => ends.cuts().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -455,6 +477,8 @@ impl From<runs::Error> for ErrorObject {
             }
             Error::Outdated => ErrorObject::new(Code::Unavailable, "unavailable", message)
                 .with("retry_after_ms", 0.into()),
+            Error::Stopping => ErrorObject::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", 1000.into()),
             Error::Lapsed(lapsed) => ErrorObject::lapsed(lapsed, message),
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),

@@ -102,6 +102,11 @@ pub enum Error {
     /// The sandbox did not take the run.
     #[error("sandbox failed")]
     Sandbox(#[source] model::Error),
+    /// The gateway ends before it has begun.
+    #[error(
+        "the gateway is stopping, and this run had not begun: nothing was run; call again, at another gateway if there are several"
+    )]
+    Stopping,
     /// The task of the run is gone.
     #[error("the run's task ended without a result")]
     Lost,
@@ -121,6 +126,7 @@ impl Error {
             Error::Lapsed(Lapsed::Withdrawn) => "token_withdrawn",
             Error::Lapsed(Lapsed::KeysUnavailable) => "keys_unavailable",
             Error::Lapsed(Lapsed::ClockUnset) => "clock_unset",
+            Error::Stopping => "stopping",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
             Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",
@@ -304,7 +310,7 @@ impl Runs {
         let run = async move {
             tokio::select! {
                 outcome = this.run_now(job) => outcome,
-                () = going.over() => Err(Error::Lost),
+                () = going.long_over() => Err(Error::Lost),
             }
         };
         // Its lines in the log keep the name of the request.
@@ -317,14 +323,21 @@ impl Runs {
         let caller = &job.caller;
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let ending = || Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
+        let mut going = self.drain.enter();
         let wait = Wait::new(self.metrics.clone());
-        let turn = match self.queue.turn(caller.tenant(), &caller.subject().id).await {
+        let turn = tokio::select! {
+            biased;
+            () = going.over() => Err((true, Error::Stopping)),
+            turn = self.queue.turn(caller.tenant(), &caller.subject().id) => {
+                turn.map_err(|full| (full.waited, Error::from(full)))
+            }
+        };
+        let turn = match turn {
             Ok(turn) => turn,
-            Err(full) => {
-                if !full.waited {
+            Err((has_waited, error)) => {
+                if !has_waited {
                     wait.uncounted();
                 }
-                let error = Error::from(full);
                 // It was allowed, and that is on record.
                 Watch::new(self.metrics.clone(), &job.program).not_started();
                 ending().not_started(error.reason()).await;
@@ -344,7 +357,10 @@ impl Runs {
             let error = with_sources(error);
             tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
         };
-        let ready = self.ready(&job, given, &run_id).await;
+        let ready = tokio::select! {
+            ready = self.ready(&job, given, &run_id) => ready,
+            () = going.over() => Err(Error::Stopping),
+        };
         let Ready {
             // Until the end of this function.
             in_use: _in_use,
@@ -381,12 +397,23 @@ impl Runs {
             "run started"
         );
         let patience = wall + overtime(sandbox.caps());
-        let outcome = tokio::time::timeout(patience, sandbox.run(request, services.clone())).await;
+        let run = tokio::time::timeout(patience, sandbox.run(request, services.clone()));
+        // Dropped where its time is over: that ends it.
+        let outcome = tokio::select! {
+            outcome = run => Some(outcome),
+            () = going.over() => None,
+        };
         let took = began.elapsed();
         let wall_ms = took.as_millis() as u64;
         // Until the answer; one that has not ended keeps it. One whose sandbox was lost may hang in the store as before, on a
         // thread of the gateway's: it has its place until that lets go of what serves it.
-        let _turn = matches!(outcome, Ok(Ok(_))).then(|| services.turn_over());
+        let _turn = matches!(outcome, Some(Ok(Ok(_)))).then(|| services.turn_over());
+        let Some(outcome) = outcome else {
+            let ended = Err(failure(abi::RUN_CANCELLED, STOPPED.into()));
+            tracing::info!(run_id, wall_ms, "run ended: the gateway stops");
+            // What is on record, and counted, is what becomes of each run that is dropped.
+            return Ok(answer(run_id, &label, ended, &services, wall_ms));
+        };
         let ended = match outcome {
             Ok(Ok(mut result)) => {
                 let (plugin, caps) = (sandbox.plugin(), sandbox.caps());
@@ -526,6 +553,9 @@ fn label(program: &Program) -> String {
 
 /// `error.type` of a run that the sandbox had begun with and gives no result of.
 const WORKER_LOST: &str = "WorkerLost";
+
+/// Of a run that went on when the gateway's time to stop was over.
+const STOPPED: &str = "the gateway was stopped before the run ended, and ended it; what it had done by then is done: check for its effects before you call it again";
 
 /// A run that had begun when its sandbox broke: what it did is not known, so it is failed, never run again.
 fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> RunResult {

@@ -3,6 +3,7 @@
 
 mod accept;
 mod connection;
+mod drain;
 mod malformed;
 pub(crate) mod progress;
 mod write_timeout;
@@ -14,6 +15,8 @@ use std::time::Duration;
 use accept::{Accepting, Often};
 use bytes::Bytes;
 use connection::Connection;
+use drain::Drain;
+pub use drain::{Ends, Left};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
@@ -22,7 +25,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use malformed::{Due, Malformed, is_begun, no_request, too_slow};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
@@ -126,8 +128,9 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const READ_BYTES_MAX: usize = 64 << 10;
 /// Most headers of a request.
 const HEADERS_MAX: usize = 100;
-/// How long connections that are cut off may take to be gone: each ends where it waits next.
-const CUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long those may take whose time is over when the drain ends: to be answered that the gateway has ended their run, and as long
+/// again to be told that there is no answer. The gateway goes right behind it, so it is no more than what a busy machine needs.
+pub(crate) const WORDS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a connection on which nothing is asked stays when the drain begins. The request that its peer may be sending at that
 /// moment is refused, in words; in a connection that just ends he would not know whether it was taken.
 pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_millis(250);
@@ -153,19 +156,18 @@ pub struct Settings {
 }
 
 /// Serves until `stop` resolves, and who has connected by then; then lets requests in flight finish for at most the drain
-/// timeout, and cuts off those that have not. Comes back with the moment until which what else is under way may go on. What is
-/// answered here, and not by the stack, is counted in `metrics`.
+/// timeout. Comes back with what has not: it has to be cut off. What is answered here, and not by the stack, is counted in
+/// `metrics`.
 pub async fn serve(
     listener: TcpListener,
     stack: Stack,
     settings: Settings,
     metrics: Metrics,
     stop: impl Future<Output = ()>,
-) -> Instant {
+) -> Left {
     let places = Slots::new(settings.connections_max);
     let asides = Slots::new(TURNED_AWAY_MAX);
-    // Each connection listens to it until it has ended.
-    let (draining, _) = watch::channel(());
+    let drain = Drain::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     let mut listener = Accepting::new(listener);
@@ -206,8 +208,11 @@ pub async fn serve(
         let stream = Malformed::new(stream, due.clone(), metrics.clone());
         let (last, was_due) = (ours.clone(), due.clone());
         let (stack, metrics) = (stack.clone(), metrics.clone());
+        let mut drains = drain.enter();
+        let ends = drains.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(ends.clone());
             ours.clone().answer(stack.clone(), request, due.answer())
         });
         let mut connection = hyper::server::conn::http1::Builder::new()
@@ -219,12 +224,11 @@ pub async fn serve(
             .max_headers(HEADERS_MAX)
             .half_close(false)
             .serve_connection(TokioIo::new(stream), service);
-        let mut drains = draining.subscribe();
         connections.spawn(async move {
             // Asked about the drain first: an answer that is given in it says that it is the last (RFC 9112 section 9.6).
             let mut ended = tokio::select! {
                 biased;
-                _ = drains.changed() => None,
+                () = drains.drains() => None,
                 ended = &mut connection => Some(ended),
             };
             if ended.is_none() && was_due.is_nothing() {
@@ -238,8 +242,8 @@ pub async fn serve(
                     (&mut connection).await
                 }
             };
-            drop(drains);
             let is_begun = is_begun(&connection.into_parts().read_buf);
+            drop(drains);
             if let Err(error) = &ended {
                 let cause = error.source().map(ToString::to_string);
                 tracing::debug!(%peer, %error, cause, "connection ended");
@@ -253,25 +257,11 @@ pub async fn serve(
         });
     }
     // Whoever is refused a connection sees each of his others end.
-    draining.send_replace(());
+    drain.begin();
     drop(listener);
     tracing::info!("draining: no new connections");
     let until = Instant::now() + settings.drain_timeout;
-    if tokio::time::timeout_at(until, draining.closed())
-        .await
-        .is_err()
-    {
-        tracing::warn!(
-            "requests were still in flight when the drain timeout ended: they are cut off"
-        );
-    }
-    // Each request that is left is dropped with what it waits for: its run ends as if the caller had gone away. So is what
-    // only stays for the rest of a request that has been answered.
-    let gone = tokio::time::timeout(CUT_TIMEOUT, connections.shutdown()).await;
-    if gone.is_err() {
-        tracing::warn!("connections that are cut off do not end");
-    }
-    until
+    drain.wait(until, connections).await
 }
 
 /// Of who has no place. `refused`: so many of them, where the log is to have a line of it.

@@ -91,7 +91,7 @@ impl Operator {
         let uncounted = Metrics::default();
         let serving = server::serve(self.listener, stack, self.settings, uncounted, stopped);
         let task = tokio::spawn(async move {
-            serving.await;
+            serving.await.cut_off(Duration::ZERO).await;
         });
         Serving { stop, task }
     }

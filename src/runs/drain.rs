@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// How long runs that are to end may take to be on record.
-const END_TIMEOUT: Duration = Duration::from_secs(1);
+use crate::server::WORDS_TIMEOUT;
+
+/// How long runs that are to end may take to be on record. Some hang until they are dropped: those of connections when these are cut
+/// off ([`WORDS_TIMEOUT`]), those without a caller after [`OVER_TIMEOUT`].
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a run without a caller may take to end by itself when it is to.
+const OVER_TIMEOUT: Duration = WORDS_TIMEOUT;
 
 /// Where each run that goes on is known. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +46,12 @@ impl Going {
             // Nobody is left who could say so.
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Resolves when it has had its time to end, and is to be dropped.
+    pub(super) async fn long_over(&mut self) {
+        self.over().await;
+        sleep(OVER_TIMEOUT).await;
     }
 }
 

@@ -308,6 +308,7 @@ mod tests {
             Error::Lapsed(Lapsed::KeysUnavailable),
             Error::Lapsed(Lapsed::ClockUnset),
             Error::NoGate,
+            Error::Stopping,
             of(abi::E_OUT_OF_RANGE),
             of(abi::E_UNAVAILABLE),
         ] {

@@ -38,7 +38,10 @@ async fn counted(
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async move { stopped.await.unwrap_or(()) };
-    let server = tokio::spawn(serve(listener, stack, settings, metrics, stopped));
+    let server = tokio::spawn(async move {
+        let left = serve(listener, stack, settings, metrics, stopped).await;
+        left.cut_off(Duration::ZERO).await;
+    });
     let stop = async move || {
         stop.send(()).unwrap();
         server.await.unwrap();

@@ -272,24 +272,85 @@ fn outlived(house: &House, mut gateway: Gateway, drain: Duration) -> Vec<Value> 
     all
 }
 
+/// Each of them is told what has become of it: in a connection that just ends nobody would know.
 #[test]
-fn a_run_that_outlives_the_drain_is_ended_and_recorded() {
+fn what_outlives_the_drain_is_ended_recorded_and_told() {
     let _alone = alone();
     for on_disconnect in ["kill", "finish"] {
         let house = House::new(Settings {
             server: "drain_timeout_ms = 500",
-            runs: &format!("on_disconnect = {on_disconnect:?}"),
+            runs: &format!("on_disconnect = {on_disconnect:?}\nmax_concurrent = 1"),
             ..Settings::default()
         });
         let gateway = house.start();
-        let mut client = begun(&gateway, SLEEPS);
+        let mut begun = begun(&gateway, SLEEPS);
+        let mut waits = asked(&gateway, "def main(args):\n    return 1\n");
+        eventually("the next one waits", Duration::from_secs(5), || {
+            value(&metrics(&gateway), "skillgate_run_queue_depth ") == 1.0
+        });
+        let mut sends = gateway.client();
+        let half = "POST /blobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nx";
+        sends.write(half.as_bytes()).unwrap();
+        eventually("the gateway has it", Duration::from_secs(20), || {
+            sends.is_read()
+        });
         let records = outlived(&house, gateway, Duration::from_millis(500));
+        let mut said: Vec<_> = records
+            .iter()
+            .map(|record| {
+                let of = |name| record[name].as_str().unwrap_or_default();
+                (of("kind"), of("status"), of("reason"))
+            })
+            .collect();
+        // The two runs end at the same moment.
+        said.sort_unstable();
         assert_eq!(
-            (records.len(), &records[0]["status"], &records[1]["event"]),
-            (2, &json!("cancelled"), &json!("stopped")),
+            said,
+            [
+                ("log", "", ""),
+                ("run", "cancelled", ""),
+                ("run", "not_started", "stopping")
+            ],
             "{on_disconnect}: {records:?}"
         );
-        client.answer().expect_err("it was cut off");
+
+        let answer = begun.answer().unwrap();
+        let reply = answer.json().unwrap();
+        assert_eq!(
+            (answer.status, answer.header("connection")),
+            (200, Some("close")),
+            "{reply}"
+        );
+        assert_eq!(
+            (
+                &reply["result"]["status"],
+                &reply["result"]["error"]["type"]
+            ),
+            (&json!("failed"), &json!("Cancelled")),
+            "{reply}"
+        );
+        let message = reply["result"]["error"]["message"].as_str().unwrap();
+        assert!(message.contains("the gateway was stopped"), "{message}");
+
+        let answer = waits.answer().unwrap();
+        let error = answer.json().unwrap()["error"].clone();
+        assert_eq!(
+            (&error["code"], &error["data"]["retry_after_ms"]),
+            (&json!(-32007), &json!(1000)),
+            "{error}"
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("nothing was run"), "{message}");
+
+        let answer = sends.answer().unwrap();
+        let error = answer.json().unwrap()["error"].clone();
+        assert_eq!(
+            (answer.status, answer.header("retry-after"), &error["code"]),
+            (503, None, &json!(-32007)),
+            "{error}"
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("not known"), "{message}");
     }
 }
 

@@ -7,11 +7,12 @@ use http::Response;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tower::service_fn;
+use tower::{ServiceBuilder, service_fn};
 
 use super::super::malformed::REST_BYTES_MAX;
 use super::super::{Body, Metrics, Settings, Stack, full, serve};
 use super::{LAST, PATIENT, constant, serving};
+use crate::rescue::{Named, RescueLayer};
 
 /// Else hyper ends the connection without a word, and the client has sent his next request by then.
 #[tokio::test]
@@ -78,7 +79,7 @@ async fn an_answer_that_is_given_in_the_drain_is_the_last() {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-        server.await.unwrap();
+        server.await.unwrap().cut_off(Duration::ZERO).await;
     }
 }
 
@@ -112,6 +113,63 @@ async fn a_request_that_is_on_its_way_when_the_drain_begins_is_answered() {
     tokio::join!(stop(), asks);
 }
 
+/// One waits for something that ends when the drain is over, and has its own answer; of the other nothing comes, and that is what
+/// it is told.
+#[tokio::test]
+async fn what_has_no_answer_when_the_drain_is_over_is_told() {
+    let (over, _) = tokio::sync::watch::channel(());
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let waits = over.clone();
+    let stack =
+        ServiceBuilder::new()
+            .layer(RescueLayer)
+            .service(service_fn(move |named: Named| {
+                begun.send(()).unwrap();
+                let mut over = waits.subscribe();
+                async move {
+                    over.changed().await.unwrap();
+                    if named.request.uri() == "/never" {
+                        std::future::pending().await
+                    }
+                    Ok(Response::new(full("the end")))
+                }
+            }));
+    let settings = Settings {
+        drain_timeout: Duration::from_millis(1),
+        ..PATIENT
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut clients = Vec::new();
+    for path in ["/", "/never"] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    let both_begin = async move {
+        for _ in 0..2 {
+            begins.recv().await.unwrap();
+        }
+    };
+    let (stack, metrics) = (Stack::new(stack), Metrics::default());
+    let left = serve(listener, stack, settings, metrics, both_begin).await;
+    over.send_replace(());
+    left.cut_off(Duration::from_millis(500)).await;
+    let mut answers = Vec::new();
+    for mut client in clients {
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        answers.push(answer);
+    }
+    assert!(answers[0].starts_with("HTTP/1.1 200"), "{}", answers[0]);
+    assert!(answers[0].ends_with("\r\n\r\nthe end"), "{}", answers[0]);
+    assert!(answers[1].starts_with("HTTP/1.1 503"), "{}", answers[1]);
+    assert!(answers[1].contains("is not known"), "{}", answers[1]);
+    assert!(!answers[1].contains("retry"), "{}", answers[1]);
+}
+
 /// The kernel resets those that were not accepted.
 #[tokio::test]
 async fn who_has_connected_before_the_end_is_answered() {
@@ -129,7 +187,8 @@ async fn who_has_connected_before_the_end_is_answered() {
             clients.push(client);
         }
         let (stack, metrics) = (constant("hello"), Metrics::default());
-        serve(listener, stack, settings, metrics, std::future::ready(())).await;
+        let left = serve(listener, stack, settings, metrics, std::future::ready(())).await;
+        left.cut_off(Duration::ZERO).await;
         for mut client in clients {
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();
