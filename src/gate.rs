@@ -20,12 +20,14 @@ mod dial;
 mod forward;
 mod grant;
 mod hello;
+mod listener;
 mod meter;
 mod paced;
 mod proxy;
 mod record;
 mod refusal;
 mod resolve;
+mod routes;
 mod target;
 mod tunnel;
 
@@ -35,10 +37,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net as unix;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use rustix::io::Errno;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -50,6 +53,7 @@ pub use resolve::{Resolver, SystemResolver};
 use crate::config;
 use crate::pace::Pace;
 use crate::slots::{Slot, Slots};
+use listener::Listener;
 use paced::Paced;
 use target::Target;
 
@@ -58,6 +62,8 @@ const RUN_LOOKUPS_MAX: usize = 4;
 /// Refused requests of one run that are recorded one by one. They cost the run nothing, so without an end a loop of them would
 /// fill the log; a connection that was made is always recorded.
 const REFUSALS_RECORDED_MAX: u64 = 1000;
+/// Failures of one run that are warned of. They cost the run nothing, so without an end a loop of them would fill the log.
+const FAILURES_LOGGED_MAX: u64 = 20;
 /// Listeners of one run, each of which keeps a descriptor of the gateway. A sandbox needs one.
 const LISTENERS_MAX: usize = 4;
 /// How long connections that were ended with their runs may take to be on record.
@@ -154,7 +160,7 @@ struct Run {
     down: AtomicU64,
     /// Requests that led to no connection.
     refusals: AtomicU64,
-    /// Failures to find or to reach a host.
+    /// Failures to find or to reach a host, or to accept a connection.
     failures: AtomicU64,
     ended: AtomicBool,
     /// Dropped with the last connection, behind its record.
@@ -175,6 +181,11 @@ impl Run {
     /// One more request has led to no connection; how many had before.
     fn count_refusal(&self) -> u64 {
         self.refusals.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Whether one more failure is warned of.
+    fn tells_a_failure(&self) -> bool {
+        self.failures.fetch_add(1, Ordering::Relaxed) < FAILURES_LOGGED_MAX
     }
 
     /// It has been refused so often that what it is refused now is not recorded.
@@ -308,18 +319,16 @@ impl Open {
         let _runtime = self.run.gate.runtime.enter();
         let tcp = std::net::TcpListener::from(listener);
         let task = if tcp.local_addr().is_ok() {
-            tcp.set_nonblocking(true)?;
-            let listener = tokio::net::TcpListener::from_std(tcp)?;
-            tokio::spawn(accept(run, move |cx: &mut Context<'_>| {
-                listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+            let listener = Listener::new(tcp.into())?;
+            tokio::spawn(accept(run, listener, |stream| {
+                TcpStream::from_std(stream.into())
             }))
         } else {
             let unix = unix::UnixListener::from(OwnedFd::from(tcp));
             unix.local_addr()?;
-            unix.set_nonblocking(true)?;
-            let listener = tokio::net::UnixListener::from_std(unix)?;
-            tokio::spawn(accept(run, move |cx: &mut Context<'_>| {
-                listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+            let listener = Listener::new(unix.into())?;
+            tokio::spawn(accept(run, listener, |stream| {
+                UnixStream::from_std(stream.into())
             }))
         };
         tasks.push(task.abort_handle());
@@ -342,7 +351,7 @@ impl Drop for Open {
 }
 
 /// Accepts and serves; what it has begun ends with it.
-async fn accept<S>(run: Arc<Run>, next: impl Fn(&mut Context<'_>) -> Poll<io::Result<S>>)
+async fn accept<S>(run: Arc<Run>, listener: Listener, stream: impl Fn(OwnedFd) -> io::Result<S>)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
@@ -352,7 +361,7 @@ where
         let Ok(place) = run.connections.clone().acquire_owned().await else {
             return;
         };
-        match std::future::poll_fn(&next).await {
+        match listener.next().await.and_then(&stream) {
             Ok(stream) => {
                 let run = run.clone();
                 connections.spawn(async move {
@@ -361,7 +370,21 @@ where
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "a run's gate cannot accept now");
+                let is_over = Errno::from_io_error(&error) == Some(Errno::INVAL);
+                if run.tells_a_failure() {
+                    let run_id = run.grant().run_id.clone();
+                    let what = if is_over {
+                        "a run's gate is closed: its listener listens no more"
+                    } else {
+                        "a run's gate cannot accept a connection: it tries again"
+                    };
+                    tracing::warn!(run_id, %error, "{what}");
+                }
+                if is_over {
+                    // What is under way goes on.
+                    while connections.join_next().await.is_some() {}
+                    return;
+                }
                 tokio::time::sleep(ACCEPT_AGAIN).await;
             }
         }

@@ -1,28 +1,31 @@
 //! From a granted name to a connection: one question, every answer vetted, the vetted address dialled.
 
+use std::cell::LazyCell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use ipnet::IpNet;
 use rustix::io::Errno;
 use tokio::net::TcpStream;
 
 use super::Run;
-use super::address::vet;
+use super::address::{Unfit, vet};
 use super::refusal::Refusal;
+use super::routes::Routes;
 use super::target::Target;
 
+/// Addresses of one host that are looked at without a pause: whoever answers for the name says how many there are, and others wait
+/// for this thread.
+const VETTED_AT_ONCE: usize = 64;
 /// Addresses of one host that are tried.
 const DIALS_MAX: usize = 8;
 /// Of these, at once: each has a socket of the gateway's, of which a host that never answers is to take no more.
 const DIALS_AT_ONCE_MAX: usize = 2;
 /// How long an address is waited for before the next is tried beside it (RFC 8305, 5).
 const NEXT_DIAL: Duration = Duration::from_millis(250);
-/// Failures of one run that are warned of. They cost the run nothing, so without an end a loop of them would fill the log.
-const FAILURES_LOGGED_MAX: u64 = 20;
 
 /// Connects, within `connect_timeout` for the name and the connection together.
 pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
@@ -30,7 +33,7 @@ pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, Socke
         .await
         .unwrap_or_else(|_| {
             // What was waited for is not known any more: a turn to look the name up, the name, or its addresses.
-            if is_told(run) {
+            if run.tells_a_failure() {
                 let grant = run.grant();
                 let (run_id, host) = (&grant.run_id, grant.plain(target.host()));
                 tracing::warn!(run_id, %host, "a granted host was not reached in time (gate.connect_timeout_ms): its addresses, its name, or a turn to look that up");
@@ -58,20 +61,20 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
             }
         })?;
     let grant = run.grant();
-    for address in &addresses {
-        if let Err(unfit) = vet(*address, &settings.allow_private, grant.deny()) {
-            // One bad answer spoils all: a name that leads inside now and then is not to be trusted at other times.
-            if is_told(run) {
-                tracing::warn!(
-                    run_id = grant.run_id,
-                    host = %grant.plain(target.host()),
-                    %address,
-                    ?unfit,
-                    "a granted name leads to an address that is not dialled"
-                );
-            }
-            return Err(Refusal::Address(target.clone()));
+    if let Err((address, unfit)) = vetted(&addresses, &settings.allow_private, grant.deny()).await {
+        if run.tells_a_failure() {
+            tracing::warn!(
+                run_id = grant.run_id,
+                host = %grant.plain(target.host()),
+                %address,
+                ?unfit,
+                "a granted name leads to an address that is not dialled"
+            );
         }
+        return Err(match unfit {
+            Unfit::Unknown(Errno::MFILE | Errno::NFILE) => Refusal::Busy,
+            _ => Refusal::Address(target.clone()),
+        });
     }
     let addresses = by_turns(&addresses);
     let patience = patience(settings.connect_timeout, addresses.len());
@@ -92,6 +95,32 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
         }
     })
     .await
+}
+
+/// That all may be dialled. One bad answer spoils all: a name that leads inside now and then is not to be trusted at other times.
+async fn vetted(
+    addresses: &[IpAddr],
+    allow: &[IpNet],
+    deny: &[IpNet],
+) -> Result<(), (IpAddr, Unfit)> {
+    for some in addresses.chunks(VETTED_AT_ONCE) {
+        all_fit(some, allow, deny)?;
+        if some.len() == VETTED_AT_ONCE {
+            tokio::task::yield_now().await;
+        }
+    }
+    Ok(())
+}
+
+fn all_fit(addresses: &[IpAddr], allow: &[IpNet], deny: &[IpNet]) -> Result<(), (IpAddr, Unfit)> {
+    let routes = LazyCell::new(Routes::open);
+    let is_own = |address| match &*routes {
+        Ok(routes) => routes.lead_here(address),
+        Err(error) => Err(*error),
+    };
+    addresses
+        .iter()
+        .try_for_each(|at| vet(is_own, *at, allow, deny).map_err(|unfit| (*at, unfit)))
 }
 
 /// Those that are tried: the two families by turns, each in the resolver's order. One that leads nowhere, as IPv6 does on many
@@ -166,14 +195,9 @@ fn is_out_of_files(error: &io::Error) -> bool {
     )
 }
 
-/// Whether one more failure of this run is warned of.
-fn is_told(run: &Run) -> bool {
-    run.failures.fetch_add(1, Ordering::Relaxed) < FAILURES_LOGGED_MAX
-}
-
 /// The operator's part: a run is told of no address, and nothing of the gateway's host.
 fn failed(run: &Run, target: &Target, address: Option<SocketAddr>, error: &io::Error) {
-    if !is_told(run) {
+    if !run.tells_a_failure() {
         return;
     }
     let grant = run.grant();
@@ -190,6 +214,7 @@ fn failed(run: &Run, target: &Target, address: Option<SocketAddr>, error: &io::E
 mod tests {
     use std::cell::RefCell;
 
+    use futures_util::FutureExt as _;
     use skillgate_skill::network::Scheme;
     use tokio::time::Instant;
 
@@ -197,6 +222,25 @@ mod tests {
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn others_have_a_turn_while_many_addresses_are_looked_at() {
+        let vetted = |count| {
+            let all = vec!["1.1.1.1".parse().unwrap(); count];
+            vetted(&all, &[], &[]).now_or_never()
+        };
+        assert_eq!(vetted(0), Some(Ok(())));
+        assert_eq!(vetted(VETTED_AT_ONCE - 1), Some(Ok(())));
+        assert_eq!(vetted(VETTED_AT_ONCE), None);
+        // All are looked at.
+        let mut all = vec!["1.1.1.1".parse().unwrap(); 3 * VETTED_AT_ONCE];
+        all.push("127.0.0.2".parse().unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let said = runtime.block_on(super::vetted(&all, &[], &[]));
+        assert_eq!(said, Err((all[all.len() - 1], Unfit::NotPublic)));
     }
 
     #[test]

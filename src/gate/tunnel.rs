@@ -28,6 +28,8 @@ const BUFFER_BYTES: usize = 32 << 10;
 const HELD_BYTES: usize = 4096;
 /// For the last words to the run.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
+/// For what a host has sent before it broke off.
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const CHANGE_CIPHER_SPEC: u8 = 20;
 
 /// A tunnel that has been answered with 200.
@@ -42,7 +44,7 @@ pub(super) struct Tunnel {
 }
 
 /// Why copying ended.
-enum End {
+pub(super) enum End {
     /// A side has gone, or the meter says why.
     Broken,
     Hello(BadHello),
@@ -117,14 +119,14 @@ impl Tunnel {
                 .await?;
                 Ok::<(), End>(())
             };
-            tokio::try_join!(up, down)
+            both(up, down, &meter).await
         };
         tokio::select! {
             biased;
             () = revoked(&run, &target, address) => entry.revoked(),
             () = meter.silence(run.gate.settings.idle_timeout) => entry.cut("idle"),
             copied = copied => match copied {
-                Ok(_) => entry.ended("closed"),
+                Ok(()) => entry.ended("closed"),
                 Err(End::Broken) if meter.is_spent() => entry.cut(Refusal::BytesSpent.code()),
                 Err(End::Broken) => entry.ended("broken"),
                 Err(End::HelloTimeout) => entry.cut("tls.hello_timeout"),
@@ -144,6 +146,30 @@ impl Tunnel {
         };
         // An end that is gone, or does not read, cannot be told.
         let _ = tokio::time::timeout(GOODBYE_TIMEOUT, told).await;
+    }
+}
+
+/// Both directions, until both have ended or one of them fails. A host that takes no more has often said why before: what it has
+/// sent is there to be read, so its direction gets a moment to end by itself.
+pub(super) async fn both(
+    up: impl Future<Output = Result<(), End>>,
+    down: impl Future<Output = Result<(), End>>,
+    meter: &Meter,
+) -> Result<(), End> {
+    let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
+    tokio::select! {
+        sent = &mut up => {
+            if matches!(sent, Err(End::Broken)) && !meter.is_spent() {
+                let _ = tokio::time::timeout(LAST_ANSWER_TIMEOUT, down).await;
+                return sent;
+            }
+            sent?;
+            down.await
+        }
+        received = &mut down => {
+            received?;
+            up.await
+        }
     }
 }
 

@@ -58,7 +58,7 @@ pub use inspect::{Inspection, Note, inspect};
 pub use instance::{STORE_CALLS_MAX, STORE_THREADS_MAX};
 pub use load::{LoadError, Pin, Refusal};
 pub use plugin::{Info, Isolation, Plugin};
-pub use process::{ProcessSettings, serve_plugin};
+pub use process::{ProcessSettings, serve_plugin, watched_fd};
 pub use sandbox::{RunHost, SandboxInstance};
 pub use skillgate_plugin_sdk::model;
 pub use storage::{BlockingStorage, StorageInstance};

@@ -36,6 +36,7 @@ pub(crate) use remote::Remote;
 pub(crate) use start::{Fresh, Image, Kind};
 
 pub use serve::serve_plugin;
+pub use socket::watched_fd;
 
 /// How a plugin's own process is started and what it may take.
 #[derive(Debug, Clone)]

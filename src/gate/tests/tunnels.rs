@@ -4,7 +4,10 @@ use super::super::hello::RETRY_RANDOM;
 use super::super::hello::tests::{hello, hello_with, message, record, sni};
 use super::*;
 use crate::audit::Audit;
+use crate::gate::meter::Meter;
+use crate::gate::tunnel::{End, both};
 use crate::gate::{END_TIMEOUT, LISTENERS_MAX};
+use crate::telemetry::logged::Log;
 use rustix::net::{AddressFamily, SocketType};
 
 async fn world() -> (World, Host, String) {
@@ -348,6 +351,54 @@ async fn a_client_that_ends_behind_its_hello() {
     }
 }
 
+/// One that refuses what is sent says so and ends, with the rest unread: that resets the connection under whoever still sends.
+#[tokio::test]
+async fn the_last_words_of_a_host_that_breaks_off_arrive() {
+    let host = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let authority = format!("api.example.com:{}", host.local_addr().unwrap().port());
+    let mut world = World::new(settings(), grant(&[format!("https://{authority}")], &[]));
+    world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    let (mut client, _) = world.connect(&authority).await;
+    let (mut upstream, _) = host.accept().await.unwrap();
+    let sent = hello("api.example.com");
+    client.write_all(&sent).await.unwrap();
+    upstream.read_exact(&mut vec![0; sent.len()]).await.unwrap();
+    // From here on each direction is copied as it is.
+    upstream.write_all(b"SERVER").await.unwrap();
+    client.read_exact(&mut [0; 6]).await.unwrap();
+    client.write_all(&[23, 3, 3, 0, 1, 0]).await.unwrap();
+    upstream.peek(&mut [0]).await.unwrap();
+    client.try_write(&[0; 4096]).unwrap();
+    upstream.try_write(b"REFUSED").unwrap();
+    drop(upstream);
+    assert_eq!(rest(&mut client).await, "REFUSED");
+    assert_eq!(world.record().await.reason, "broken");
+}
+
+/// Whichever direction finds out first.
+#[tokio::test(start_paused = true)]
+async fn a_host_that_takes_no_more_has_a_moment_for_what_it_has_said() {
+    let world = World::new(settings(), grant(&[], &[]));
+    let meter = Meter::new(world.open.as_ref().unwrap().run.clone(), Arc::default());
+    for (takes_ms, is_heard) in [(0, true), (900, true), (1100, false)] {
+        let mut heard = false;
+        let down = async {
+            tokio::time::sleep(Duration::from_millis(takes_ms)).await;
+            heard = true;
+            Ok(())
+        };
+        let said = both(async { Err(End::Broken) }, down, &meter).await;
+        assert!(matches!(said, Err(End::Broken)));
+        assert_eq!(heard, is_heard, "{takes_ms} ms");
+    }
+    // The gate itself has ended the other one: nothing more is passed on.
+    let began = tokio::time::Instant::now();
+    let hello = async { Err(End::HelloTimeout) };
+    let said = both(hello, std::future::pending(), &meter).await;
+    assert!(matches!(said, Err(End::HelloTimeout)));
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
 #[tokio::test]
 async fn what_is_not_granted_says_who_can_grant_it() {
     let (mut world, host, authority) = world().await;
@@ -531,6 +582,63 @@ async fn rules_that_change_twice_at_once_take_what_either_takes() {
         });
         assert_eq!(open.run.grant().patterns(), [], "round {round}");
     }
+}
+
+/// O_NONBLOCK is every copy's, so that whoever has one can take it off: a thread of the gateway would wait in accept(2) until
+/// somebody connects.
+#[test]
+fn who_keeps_a_copy_of_a_listener_holds_up_nobody() {
+    let (done, ended) = std::sync::mpsc::channel();
+    // Its own threads, which a failure of this leaves behind.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let said = runtime.block_on(async {
+            let world = World::new(settings(), grant(&[], &[]));
+            let (fd, address) = listener();
+            let copy = fd.try_clone().unwrap();
+            world.open.as_ref().unwrap().serve(fd).unwrap();
+            let mut said = Vec::new();
+            for _ in 0..3 {
+                rustix::io::ioctl_fionbio(&copy, false).unwrap();
+                said.push(connect_at(address, "evil.com:443").await.1);
+            }
+            said
+        });
+        done.send(said).unwrap();
+    });
+    let said = ended.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(said.iter().all(|it| it.contains(" 403 ")), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_listener_that_is_none_any_more_is_told_of_and_left() {
+    let world = World::new(settings(), grant(&[], &[]));
+    let (fd, address) = listener();
+    let copy = fd.try_clone().unwrap();
+    let (log, _here) = Log::begin();
+    world.open.as_ref().unwrap().serve(fd).unwrap();
+    let (_client, head) = connect_at(address, "evil.com:443").await;
+    assert!(head.contains(" 403 "), "{head}");
+    rustix::net::shutdown(&copy, rustix::net::Shutdown::Both).unwrap();
+    let mut lines = String::new();
+    let told = async {
+        while !lines.contains("listens no more") {
+            tokio::task::yield_now().await;
+            lines += &log.taken();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), told)
+        .await
+        .unwrap();
+    assert!(
+        lines.contains("run_1") && lines.contains(" WARN "),
+        "{lines}"
+    );
+    drop(world);
+    assert_eq!((lines + &log.taken()).matches("a run's gate").count(), 1);
 }
 
 /// The gateway's end: its log is closed behind this, and takes nothing more.

@@ -200,6 +200,14 @@ pub(crate) fn watched<T: AsRawFd + Into<OwnedFd>>(owner: T) -> io::Result<AsyncF
     Ok(unsafe { AsyncFd::register(owner) }?)
 }
 
+/// Has the runtime watch a descriptor, of whatever kind: for a gateway, which has no unsafe code. Must be called inside one.
+///
+/// # Errors
+/// The kernel's, of a descriptor that cannot be waited for, as a file's.
+pub fn watched_fd(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watched(fd)
+}
+
 /// A descriptor that becomes readable when the process ends.
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers.
