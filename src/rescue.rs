@@ -509,6 +509,11 @@ impl From<runs::Error> for ErrorObject {
     }
 }
 
+/// What a caller is told to wait where a plugin has no advice, and at least for room of its tenant's, in milliseconds.
+const RETRY_AFTER_MS_MIN: u32 = 1000;
+/// The most that a caller is told: who obeys a plugin that took seconds for microseconds would be gone for weeks.
+const RETRY_AFTER_MS_MAX: u32 = 3_600_000;
+
 /// An error of a plugin: the caller learns only whether trying again makes sense, and what else it can do when something has
 /// run out. The plugin's own text is for the log: it may name places of this host.
 fn plugin(
@@ -534,7 +539,13 @@ fn plugin(
             );
             let refused = ErrorObject::new(Code::Unavailable, "unavailable", message);
             match error.retryable {
-                true => refused.with("retry_after_ms", error.retry_after_ms.max(1000).into()),
+                true => refused.with(
+                    "retry_after_ms",
+                    error
+                        .retry_after_ms
+                        .clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX)
+                        .into(),
+                ),
                 false => refused,
             }
         }
@@ -546,10 +557,10 @@ fn plugin(
                 reason = error.message,
                 "plugin is not available"
             );
-            let wait = if error.retry_after_ms == 0 {
-                1000
-            } else {
-                error.retry_after_ms
+            let wait = match error.retry_after_ms {
+                0 => RETRY_AFTER_MS_MIN,
+                // Less is a plugin's own affair: one that comes back at once says so.
+                said => said.min(RETRY_AFTER_MS_MAX),
             };
             let message = if error.code == abi::E_EXHAUSTED {
                 format!(

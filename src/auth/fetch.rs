@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::telemetry::with_sources;
+
 /// From the look-up of the name to the last byte.
 pub(super) const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Addresses of one host that are tried.
@@ -41,7 +43,7 @@ pub(super) enum FetchError {
     Tls(std::io::Error),
     #[error("{0} resolves to an address that is not loopback")]
     NotLoopback(String),
-    #[error("HTTP: {0}")]
+    #[error("HTTP: {}", with_sources(.0))]
     Http(hyper::Error),
     #[error("answered {0}, expected 200; redirects are not followed")]
     Status(StatusCode),

@@ -22,11 +22,15 @@ use super::clock::Clock;
 use super::fetch::{FetchError, Fetcher};
 use super::keys::{BadKeys, KeySet, Strictness};
 use super::refused::Refused;
+use crate::json::{cut, short};
 
 /// Between two fetches from one issuer, whatever asks for them (contract, section 3), but a reload, which begins with one.
 pub(super) const REFETCH_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a request waits for keys that it needs.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Of a URL so many characters are in the log: one of the two is the issuer's own word.
+const URL_CHARS_MAX: usize = 256;
 
 /// How long fetched keys are good.
 #[derive(Debug, Clone, Copy)]
@@ -55,8 +59,8 @@ pub(super) type Fetch = Arc<dyn Fn() -> BoxFuture<'static, Result<KeySet, GetErr
 /// Why no keys were got. For the log.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GetError {
-    #[error(transparent)]
-    Fetch(#[from] FetchError),
+    #[error("{url}: {error}")]
+    Fetch { url: String, error: FetchError },
     #[error("the document says it is of the issuer {0:?}")]
     OtherIssuer(String),
     #[error("the document at /.well-known/openid-configuration has no issuer and jwks_uri")]
@@ -80,12 +84,21 @@ impl Location {
                     Location::Url(url) => url,
                     Location::Discovery { issuer } => discover(&fetcher, &issuer).await?,
                 };
-                let text = fetcher.get(&url).await?;
+                let text = get(&fetcher, &url).await?;
                 Ok(KeySet::from_jwks(&text, &algorithms, Strictness::Remote)?)
             }
             .boxed()
         })
     }
+}
+
+/// A document; an error says which, since one of the two is where the other says.
+async fn get(fetcher: &Fetcher, url: &str) -> Result<String, GetError> {
+    let got = fetcher.get(url).await;
+    got.map_err(|error| GetError::Fetch {
+        url: cut(url, URL_CHARS_MAX).into_owned(),
+        error,
+    })
 }
 
 /// OpenID Connect Discovery section 4: where the document is, and that it must be the issuer's own, byte for byte.
@@ -96,12 +109,10 @@ async fn discover(fetcher: &Fetcher, issuer: &str) -> Result<String, GetError> {
         jwks_uri: String,
     }
     let base = issuer.strip_suffix('/').unwrap_or(issuer);
-    let text = fetcher
-        .get(&format!("{base}/.well-known/openid-configuration"))
-        .await?;
+    let text = get(fetcher, &format!("{base}/.well-known/openid-configuration")).await?;
     let document: Document = serde_json::from_str(&text).map_err(|_| GetError::NoDiscovery)?;
     if document.issuer != issuer {
-        return Err(GetError::OtherIssuer(crate::json::short(&document.issuer)));
+        return Err(GetError::OtherIssuer(short(&document.issuer)));
     }
     // An issuer on the network must not send us to ourselves.
     let plain = document.jwks_uri.starts_with("http://") && issuer.starts_with("http://");

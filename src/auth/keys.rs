@@ -19,6 +19,8 @@ use crate::json;
 
 /// Most keys of one issuer.
 const KEYS_MAX: usize = 100;
+/// Of what is wrong with a document so many characters are said.
+const SYNTAX_CHARS_MAX: usize = 200;
 /// Most keys that one token is tried with, where it names none or several share a name.
 const CANDIDATES_MAX: usize = 4;
 /// Shortest RSA key (RFC 7518 section 3.3).
@@ -271,7 +273,8 @@ impl KeySet {
             #[serde(borrow)]
             keys: Vec<&'a RawValue>,
         }
-        let syntax = |why: String| BadKeys::Syntax(why);
+        // It may quote all of the document, which is somebody else's.
+        let syntax = |why: String| BadKeys::Syntax(json::cut(&why, SYNTAX_CHARS_MAX).into_owned());
         json::walk(text).map_err(|refused| syntax(refused.why()))?;
         let jwks: Jwks<'_> =
             serde_json::from_str(text).map_err(|error| syntax(error.to_string()))?;

@@ -41,6 +41,21 @@ fn what_fails_inside_is_in_the_log_with_all_that_lies_below_it() {
     }
 }
 
+/// Who obeys it would be gone for weeks.
+#[test]
+fn a_plugin_sends_nobody_away_for_longer_than_an_hour() {
+    use skillgate_plugin_sdk::model::Error;
+    for of_tenant in [false, true] {
+        let soon = if of_tenant { 1000 } else { 5 };
+        for (said, told) in [(0, 1000), (5, soon), (5000, 5000), (u32::MAX, 3_600_000)] {
+            let mut error = Error::new(abi::E_EXHAUSTED, "full").retryable(said);
+            error.of_tenant = of_tenant;
+            let answer = ErrorObject::from(blobs::Error::Store(error));
+            assert_eq!(answer.data["retry_after_ms"], told, "{of_tenant} {said}");
+        }
+    }
+}
+
 #[test]
 fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
     let answer = ErrorObject::from(catalog::Error::ReadOnly);

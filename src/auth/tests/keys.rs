@@ -23,6 +23,15 @@ fn take(jwk: &Value) -> Result<usize, String> {
     file.map_err(|error| error.to_string())
 }
 
+/// It is one line of the log, at every attempt.
+#[test]
+fn what_is_no_jwks_is_not_said_back_whole() {
+    let text = format!(r#"{{"keys": "{}"}}"#, "A".repeat(100_000));
+    let error = KeySet::from_jwks(&text, ALL, Strictness::Remote).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("invalid type") && said.len() < 500, "{said}");
+}
+
 #[test]
 fn good_keys_of_every_kind_are_taken() {
     for algorithm in ["ES256", "ES384", "EdDSA"] {

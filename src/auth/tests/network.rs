@@ -286,6 +286,7 @@ async fn discovery() {
                 Some("/upper") => document(format!("{base}/UPPER"), format!("{base}/keys")),
                 Some("/added") => document(format!("{base}/added/"), format!("{base}/keys")),
                 Some("/file") => document(format!("{base}/file"), "file:///etc/keys".into()),
+                Some("/gone") => document(format!("{base}/gone"), format!("{base}/gone/keys")),
                 Some("/none") => ok("{}"),
                 Some("/html") => ok("<html>"),
                 _ if path == "/keys" => ok(&jwks),
@@ -306,8 +307,10 @@ async fn discovery() {
         ("/none", false),
         ("/html", false),
         ("/missing", false),
+        ("/gone", false),
     ] {
         let issuer = server.url(realm);
+        let (log, _here) = crate::telemetry::logged::Log::begin();
         let config = configuration(&format!(
             "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{issuer}\"\naudiences = [\"{AUDIENCE}\"]\n\
              discovery = true\nalgorithms = [\"ES256\"]\n"
@@ -320,6 +323,15 @@ async fn discovery() {
             (taken, !taken),
             "{realm}"
         );
+        // Whoever reads it can ask for the same.
+        let log = log.taken();
+        for (of, path) in [
+            ("/missing", "/missing/.well-known/openid-configuration"),
+            ("/gone", "/gone/keys"),
+        ] {
+            let failed = format!("{}: answered 404 Not Found", server.url(path));
+            assert_eq!(log.contains(&failed), of == realm, "{realm}: {log}");
+        }
         let token = key.token(claims_of(&issuer).as_object().unwrap()).unwrap();
         let mut headers = HeaderMap::new();
         let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
@@ -336,6 +348,24 @@ async fn discovery() {
             }
         }
     }
+}
+
+/// What hyper says of it alone is "connection error".
+#[tokio::test]
+async fn why_a_connection_failed_is_said() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/keys", listener.local_addr().unwrap());
+    let resets = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_u8().await.unwrap();
+        stream.set_zero_linger().unwrap();
+    };
+    let (said, ()) = tokio::join!(get(&url), resets);
+    let said = said.unwrap_err().to_string();
+    assert!(
+        said.starts_with("HTTP: ") && said.contains("reset"),
+        "{said}"
+    );
 }
 
 /// With TLS wherever it is, and never to ourselves without.
