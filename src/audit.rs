@@ -315,13 +315,19 @@ impl Audit {
         }
     }
 
-    /// Writes what is waiting and a last record, syncs, and gives the file free. What is appended afterwards fails.
+    /// Writes what is waiting and a last record, syncs, and gives the file free, in [`APPEND_TIMEOUT`] at most: what a disk that
+    /// hangs has not taken by then is in the log as missing. What is appended afterwards fails.
     pub async fn close(&self) {
         if let Some(inner) = &self.0 {
             let (done, closed) = oneshot::channel();
             if inner.queue.send(Entry::Close(done)).is_ok() {
-                // An error means that the writer is gone already.
-                let _ = tokio::time::timeout(APPEND_TIMEOUT, closed).await;
+                // A channel that ends without a word: the writer is gone already.
+                if tokio::time::timeout(APPEND_TIMEOUT, closed).await.is_err() {
+                    tracing::error!(
+                        seconds = APPEND_TIMEOUT.as_secs(),
+                        "the audit log could not be closed in time: its last records may be missing"
+                    );
+                }
             }
         }
     }

@@ -465,6 +465,12 @@ impl<S> Layer<S> for AuthLayer {
     }
 }
 
+/// Whether a path is one of these; one that ends in `/` stands for all below it.
+pub(crate) fn is_open(open: &[&str], path: &str) -> bool {
+    open.iter()
+        .any(|open| path == *open || open.ends_with('/') && path.starts_with(open))
+}
+
 /// Turns a request into one with a [`Caller`], or refuses it.
 #[derive(Debug, Clone)]
 pub struct Auth<S> {
@@ -473,19 +479,13 @@ pub struct Auth<S> {
 }
 
 impl AuthLayer {
-    fn is_open(&self, path: &str) -> bool {
-        self.open
-            .iter()
-            .any(|open| path == *open || open.ends_with('/') && path.starts_with(open))
-    }
-
     async fn identify(&self, named: Named) -> Result<Authenticated, Refusal> {
         let Named {
             request_id,
             mut request,
         } = named;
         let ip = peer_ip(&request);
-        let caller = if self.is_open(request.uri().path()) {
+        let caller = if is_open(self.open, request.uri().path()) {
             Caller {
                 subject: self.authenticator.0.nobody.clone(),
                 ip,

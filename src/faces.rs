@@ -14,7 +14,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt};
 
 use crate::audit::Audit;
-use crate::auth::{Authenticated, Authenticator, METADATA_PATH};
+use crate::auth::{Authenticated, Authenticator, METADATA_PATH, is_open};
 use crate::methods;
 use crate::rescue::Refusal;
 use crate::rpc::{Call, Rpc};
@@ -174,7 +174,7 @@ impl Faces {
         let Faces(services) = self;
         let path = request.request.uri().path();
         // A connection on which a request had begun to arrive before is read to that one's end.
-        if services.readiness.is_draining() && !OPEN_PATHS.contains(&path) {
+        if services.readiness.is_draining() && !is_open(&OPEN_PATHS, path) {
             return Err(Refusal::stopping());
         }
         if let Some(id) = path.strip_prefix("/blobs/") {

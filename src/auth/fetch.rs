@@ -112,7 +112,7 @@ impl Fetcher {
         };
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<SocketAddr> = {
-            let port = port(&uri);
+            let port = port(&uri).ok_or(FetchError::Url)?;
             // As the system finds it, by its search domains too: inside of a cluster issuers are named by those. Whoever answers
             // has to have a certificate of the name as it is written here.
             tokio::net::lookup_host((bare, port))
@@ -140,10 +140,18 @@ impl Fetcher {
     }
 }
 
-/// The one that it names, or its scheme's.
-pub(super) fn port(uri: &Uri) -> u16 {
+/// The one that it names, or its scheme's. None where what it names is none: `http` takes what it cannot read for nothing.
+pub(super) fn port(uri: &Uri) -> Option<u16> {
     let is_tls = uri.scheme_str() == Some("https");
-    uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 })
+    let authority = uri.authority()?.as_str();
+    match authority.rsplit_once(':') {
+        // An IPv6 address in its brackets.
+        Some((_, behind)) if behind.ends_with(']') => {}
+        // RFC 3986 section 3.2.3 allows an empty one.
+        None | Some((_, "")) => {}
+        Some((_, port)) => return port.parse().ok(),
+    }
+    Some(if is_tls { 443 } else { 80 })
 }
 
 /// To the first address that answers. Each but the last has its share of the time: one that says nothing, as where IPv6 is

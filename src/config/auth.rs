@@ -207,8 +207,14 @@ fn is_trusted_url(url: &str) -> bool {
     }
     let host_of = |rest: &str| rest.split(['/', '?']).next().unwrap_or_default().to_owned();
     let plain = |host: &str| !host.is_empty() && !host.contains(['@', '\\']);
+    // What is no port would be taken for none, and the scheme's asked.
+    let has_port = |host: &str| match host.rsplit_once(':') {
+        Some((_, port)) => port.ends_with(']') || port.parse::<u16>().is_ok(),
+        None => true,
+    };
     if let Some(rest) = url.strip_prefix("https://") {
-        return plain(&host_of(rest));
+        let host = host_of(rest);
+        return plain(&host) && has_port(&host);
     }
     let Some(host) = url.strip_prefix("http://").map(host_of) else {
         return false;

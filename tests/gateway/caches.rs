@@ -35,7 +35,8 @@ fn who_has_a_blob_is_told_that_it_has_not_changed() {
         assert_eq!(answer.header("cache-control"), Some("private, no-cache"));
         // It comes before a range (section 13.2.2).
         let answer = client.request("GET", &path, &headers, b"").unwrap();
-        assert_eq!(answer.status == 304, status == 304, "{known}");
+        let ranged = if status == 304 { 304 } else { 206 };
+        assert_eq!(answer.status, ranged, "{known}");
     }
     let other = client.request("GET", "/blobs/blob:none", &[("If-None-Match", "*")], b"");
     assert_eq!(other.unwrap().status, 404);

@@ -199,7 +199,6 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
 /// # Safety
 /// `p` is null or points to a skg_error whose texts are readable.
 pub(crate) unsafe fn error_of(status: i32, p: *const abi::Error) -> Error {
-    // SAFETY: the caller's promise.
     let no_reason = |why: String| {
         let code = if status < 0 { status } else { abi::E_PROTOCOL };
         Error::new(code, format!("the plugin gave no reason{why}"))

@@ -67,6 +67,10 @@ mod seccomp;
 
 mod sys;
 
+#[cfg(test)]
+#[path = "../../../tests/support/tools.rs"]
+mod tools;
+
 #[doc(hidden)]
 pub use guard::Guard;
 pub use plugin::{Parts, SandboxProcess, group_name};

@@ -27,6 +27,22 @@ async fn who_cannot_wait_posts() {
     assert_eq!(off.health(), Health::default());
 }
 
+/// The next start would take it for a kill, and nobody knew why.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_cannot_be_closed_in_time_says_so() {
+    let place = Place::new();
+    let audit = place.open();
+    let works = hang(&audit);
+    let (log, _here) = crate::telemetry::logged::Log::begin();
+    audit.close().await;
+    let log = log.taken();
+    assert!(
+        log.contains("ERROR") && log.contains("not be closed in time"),
+        "{log}"
+    );
+    drop(works);
+}
+
 /// In the numbers as in the log.
 #[tokio::test]
 async fn what_was_posted_and_could_not_be_written_is_lost() {

@@ -134,10 +134,16 @@ async fn a_document_is_fetched() {
 #[test]
 fn without_a_port_it_is_the_one_of_the_scheme() {
     for (url, expected) in [
-        ("https://idp.example/keys", 443),
-        ("https://idp.example:8443/keys", 8443),
-        ("http://localhost/keys", 80),
-        ("http://localhost:443/keys", 443),
+        ("https://idp.example/keys", Some(443)),
+        ("https://idp.example:8443/keys", Some(8443)),
+        ("https://idp.example:/keys", Some(443)),
+        ("https://[2001:db8::1]/keys", Some(443)),
+        ("https://[2001:db8::1]:8443/keys", Some(8443)),
+        ("http://localhost/keys", Some(80)),
+        ("http://localhost:443/keys", Some(443)),
+        // Somebody else's, if it were taken for none.
+        ("https://idp.example:84430/keys", None),
+        ("https://idp.example:84x43/keys", None),
     ] {
         assert_eq!(port(&url.parse().unwrap()), expected, "{url}");
     }
@@ -183,8 +189,10 @@ async fn answers_that_are_no_documents() {
         "file:///etc/passwd",
         "http://",
         "http://127.0.0.1:99999/",
+        "https://127.0.0.1:84x43/",
     ] {
-        assert!(get(url).await.is_err(), "{url}");
+        let said = get(url).await.unwrap_err();
+        assert!(matches!(said, FetchError::Url), "{url}: {said}");
     }
     // A name that the configuration took for the network, by http: refused without a connection.
     let said = get("http://192.0.2.1/keys").await.unwrap_err();
@@ -246,12 +254,14 @@ async fn only_certificates_that_are_trusted_for_the_name() {
     }
     // TLS to a server without it, and the other way round.
     let plain = Server::start(false, |_| ok("secret")).await;
+    let said = get(&format!("https://localhost:{}/", plain.address.port())).await;
+    // It waits for the end of a head.
     assert!(
-        get(&format!("https://localhost:{}/", plain.address.port()))
-            .await
-            .is_err()
+        matches!(said, Err(FetchError::Tls(_) | FetchError::Timeout)),
+        "{said:?}"
     );
-    assert!(get(&format!("http://localhost:{port}/")).await.is_err());
+    let said = get(&format!("http://localhost:{port}/")).await;
+    assert!(matches!(said, Err(FetchError::Http(_))), "{said:?}");
 
     for (pem, expected) in [
         ("", "holds no PEM certificate"),

@@ -89,7 +89,7 @@ fn fresh_as_user() {
 fn where_all_are_the_first_to_be_killed() {
     const FIRST_TO_BE_KILLED: &str = "basics::a_run_is_the_first_to_be_killed";
     if !is_root() {
-        return; // who may not take it back, and has no way to begin with it
+        return tools::left_out("an ordinary user may not take it back, and cannot begin with it");
     }
     let exec = "echo 950 >/proc/self/oom_score_adj && exec \"$@\"";
     let text = succeeds(
@@ -105,7 +105,7 @@ fn where_all_are_the_first_to_be_killed() {
 #[test]
 fn beside_a_mount_whose_name_is_no_text() {
     if !is_root() {
-        return; // who has no control groups to find
+        return tools::left_out("an ordinary user has no control groups to find");
     }
     let dir = tempfile::tempdir().unwrap();
     let mount = r#"mkdir "$0" && mount -t tmpfs none "$0" && exec "$@""#;

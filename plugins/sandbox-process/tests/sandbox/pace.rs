@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::pool::while_it_runs;
 use crate::support::*;
+use crate::tools;
 use crate::zygote::{signal, warm};
 
 const SHORT: &str = "def main(args): return 1\n";
@@ -99,7 +100,8 @@ fn processors_are_paced_while_a_run_lasts_and_else_left_alone() {
         "{tries:?} times, not {enough}"
     );
     if !is_root() {
-        return; // without control groups a run's age has to do, and on a busy machine each of them is old
+        // A run's age has to do then, and on a busy machine each of them is old.
+        return tools::left_out("an ordinary user has no control groups");
     }
     let sleeps = "import time\ndef main(args): print('here', flush=True); time.sleep(60)\n";
     while_it_runs(&instance, sleeps, || {

@@ -11,6 +11,7 @@ use skillgate_plugin_sdk::model::{RunRequest, Source};
 
 use crate::basics::{mount, open_to_all};
 use crate::support::*;
+use crate::tools;
 
 /// Runs in each mode, and with `SKILLGATE_TEST_FULL`.
 const RUNS: usize = 100;
@@ -158,8 +159,7 @@ fn a_mark_that_is_there_is_found() {
 #[test]
 fn the_same_where_the_gateway_is_process_1() {
     if !is_root() {
-        // Who may not make a pid namespace alone does not come to be process 1 of one.
-        return;
+        return tools::left_out("an ordinary user makes no pid namespace to be process 1 of");
     }
     let text = succeeds(
         Command::new("unshare")
