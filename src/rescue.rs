@@ -549,6 +549,22 @@ fn plugin(
                 false => refused,
             }
         }
+        // As often as it tries, too: others are served.
+        abi::E_UNAVAILABLE if error.of_tenant => {
+            tracing::debug!(
+                which,
+                reason = error.message,
+                "a tenant has its share of calls"
+            );
+            let message = format!(
+                "as many calls of your tenant wait for the {which} as may at once: wait until some have been answered"
+            );
+            let wait = error
+                .retry_after_ms
+                .clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX);
+            ErrorObject::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", wait.into())
+        }
         // Stale is what a process had that has ended.
         abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_STALE | abi::E_EXHAUSTED | abi::E_ABORTED => {
             tracing::warn!(

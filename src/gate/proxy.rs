@@ -29,6 +29,7 @@ use super::refusal::Refusal;
 use super::target::Target;
 use super::tunnel::Tunnel;
 use crate::server::is_plainly_framed;
+use crate::slots::Slot;
 
 /// Headers of a request.
 const HEADERS_MAX: usize = 100;
@@ -133,8 +134,11 @@ async fn answer(
     }))
 }
 
-/// A record for a request, and where it leads, if it may.
-fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Target), Refusal> {
+/// A record for a request, where it leads, if it may, and its place.
+fn decide(
+    run: &Arc<Run>,
+    target: Result<Target, Refusal>,
+) -> Result<(Entry, Target, Slot), Refusal> {
     let mut entry = Entry::new(run.clone());
     let checked = target.and_then(|target| {
         entry.target(&target);
@@ -152,14 +156,15 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
         if !run.gate.ledger.can_keep() {
             return Err(Refusal::NoRecord);
         }
+        let slot = run.slot().ok_or(Refusal::Busy)?;
         // Last: what is refused for another reason costs the tenant none.
         if !run.gate.paced.admits(&grant.tenant) {
             return Err(Refusal::TooFast);
         }
-        Ok(target)
+        Ok((target, slot))
     });
     match checked {
-        Ok(target) => Ok((entry, target)),
+        Ok((target, slot)) => Ok((entry, target, slot)),
         Err(refusal) => {
             entry.refused(&refusal);
             Err(refusal)
@@ -168,13 +173,9 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
 }
 
 async fn connect(run: Arc<Run>, request: &Request<Incoming>) -> Result<Tunnel, Refusal> {
-    let (mut entry, target) = decide(&run, connect_target(request))?;
-    let dialled = match run.slot() {
-        Some(slot) => dial(&run, &target).await.map(|dialled| (slot, dialled)),
-        None => Err(Refusal::Busy),
-    };
-    match dialled {
-        Ok((slot, (upstream, address))) => {
+    let (mut entry, target, slot) = decide(&run, connect_target(request))?;
+    match dial(&run, &target).await {
+        Ok((upstream, address)) => {
             entry.dialled(address);
             Ok(Tunnel {
                 entry,
@@ -217,11 +218,7 @@ fn connect_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
 }
 
 async fn pass_on(run: Arc<Run>, request: Request<Incoming>) -> Result<Response<Reply>, Refusal> {
-    let (mut entry, target) = decide(&run, absolute_target(&request))?;
-    let Some(slot) = run.slot() else {
-        entry.refused(&Refusal::Busy);
-        return Err(Refusal::Busy);
-    };
+    let (entry, target, slot) = decide(&run, absolute_target(&request))?;
     forward(&run, entry, slot, target, request)
         .await
         .map(|response| response.map(Reply::Host))

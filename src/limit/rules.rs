@@ -337,7 +337,10 @@ impl Limits {
             let mut shares = false;
             for key in keys {
                 place = ledger.place(*key, now);
-                shares |= place == Place::Shared;
+                // Once, however many skills it is about: more of them than a burst would never fit.
+                if place == Place::Shared && std::mem::replace(&mut shares, true) {
+                    continue;
+                }
                 let before = ledger.full_at(place);
                 match ledger.count(place, now) {
                     Ok(()) => counted.push((at, place, before)),
@@ -348,7 +351,6 @@ impl Limits {
                 }
             }
             places.push(place);
-            // Once, however many skills it is about.
             if shares {
                 rule.shared.fetch_add(1, Ordering::Relaxed);
             }

@@ -454,6 +454,31 @@ fn a_call_about_several_skills_shares_once() {
     assert_eq!(shared(), before + 1);
 }
 
+/// It would be told when to come again, and be refused whenever it came.
+#[test]
+fn a_call_about_more_skills_than_a_burst_fits_where_they_share() {
+    let (limits, hand) = limits(&[rule("r", &[RateKey::Skill], 2, 20_000, 2)]);
+    let count = |skills: &[&str]| {
+        let call = Asked {
+            skills,
+            ..asked("t", "s")
+        };
+        limits.count(Level::Call, call).1.is_ok()
+    };
+    // Twice: of those that are used up nothing is forgotten when the shared one has one again.
+    for number in 0..8000 {
+        count(&[&(number / 2).to_string()]);
+    }
+    assert!(
+        !count(&["a", "b", "c"]),
+        "nothing is left of what is shared"
+    );
+    hand.advance(Duration::from_secs(10_000));
+    let shared = limits.report().remove(0).shared;
+    assert!(count(&["a", "b", "c"]));
+    assert_eq!(limits.report().remove(0).shared, shared + 1);
+}
+
 #[test]
 fn idle_keys_are_forgotten() {
     let (limits, hand) = limits(&[rule("r", &[RateKey::Subject], 1, 10, 1)]);

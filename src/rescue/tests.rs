@@ -56,6 +56,26 @@ fn a_plugin_sends_nobody_away_for_longer_than_an_hour() {
     }
 }
 
+/// Others are served, and each of its tries would be a warning.
+#[test]
+fn a_tenant_that_has_its_share_is_told_that_it_is_its_own() {
+    use skillgate_plugin_sdk::model::Error;
+    let (log, _here) = crate::telemetry::logged::Log::begin();
+    let share = Error::new(abi::E_UNAVAILABLE, "48 calls of this tenant").of_tenant();
+    let told = ErrorObject::from(blobs::Error::Store(share.retryable(1000)));
+    assert!(told.message.contains("of your tenant"), "{}", told.message);
+    assert_eq!(told.data["retry_after_ms"], 1000);
+    // What expires makes room, and what does not is not waited for.
+    for expires in [true, false] {
+        let mut used_up = Error::new(abi::E_EXHAUSTED, "its bytes").of_tenant();
+        used_up.retryable = expires;
+        let told = ErrorObject::from(blobs::Error::Store(used_up));
+        assert_eq!(told.message.contains("expires"), expires);
+        assert_eq!(told.data.contains_key("retry_after_ms"), expires);
+    }
+    assert!(!log.taken().contains("WARN"));
+}
+
 #[test]
 fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
     let answer = ErrorObject::from(catalog::Error::ReadOnly);

@@ -146,7 +146,9 @@ impl Blobs {
         }
         self.writers.check_room(&tenant)?;
         let quota = self.quota.as_ref();
-        let part = quota.map(|quota| quota.begin(&tenant)).transpose()?;
+        let part = quota
+            .map(|quota| quota.begin(&tenant, create.ttl_s != 0))
+            .transpose()?;
         let staging = self.ground.stage(SIZE_BEFORE)?;
         let writer = Writer::new(staging, tenant.clone(), create, part)?;
         self.writers.insert(&tenant, writer)

@@ -29,9 +29,13 @@ pub(crate) enum Fault {
     /// The disk, or what may be had of it. What expires is freed once a minute, so sooner is too soon.
     #[error("{0}")]
     Full(String),
-    /// What one tenant's blobs may take; they expire.
-    #[error("{0}")]
-    BlobsOfTenant(String),
+    /// What one tenant's blobs may take.
+    #[error("{why}")]
+    BlobsOfTenant {
+        why: String,
+        /// Whether those that it stores come to an end by themselves. Else nothing comes of waiting.
+        expire: bool,
+    },
     /// What one tenant's skills may take; those stay.
     #[error("{0}")]
     SkillsOfTenant(String),
@@ -119,10 +123,12 @@ impl From<Fault> for Error {
             Fault::Full(_) => {
                 Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_WHEN_FULL_AFTER_MS)
             }
-            Fault::BlobsOfTenant(_) => Error::new(abi::E_EXHAUSTED, message)
+            Fault::BlobsOfTenant { expire: true, .. } => Error::new(abi::E_EXHAUSTED, message)
                 .of_tenant()
                 .retryable(RETRY_WHEN_FULL_AFTER_MS),
-            Fault::SkillsOfTenant(_) => Error::new(abi::E_EXHAUSTED, message).of_tenant(),
+            Fault::BlobsOfTenant { .. } | Fault::SkillsOfTenant(_) => {
+                Error::new(abi::E_EXHAUSTED, message).of_tenant()
+            }
             Fault::Corrupt(_) => Error::new(abi::E_CORRUPT, message),
             Fault::Precondition(_) => Error::new(abi::E_PRECONDITION, message),
             Fault::Unavailable(_) => Error::new(abi::E_UNAVAILABLE, message),

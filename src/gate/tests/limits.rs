@@ -98,6 +98,29 @@ async fn tunnels_of_one_tenant() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }
 
+/// Whoever tries again while others of his tenant have all of them would have none when there are some.
+#[tokio::test]
+async fn a_connection_for_which_there_is_no_place_is_none_of_them() {
+    let (_host, authority, grant) = host_and_grant(b"SERVER").await;
+    let settings = Settings {
+        tunnels_max: 1,
+        tenant_pace: Pace::new(1, 3600, 2),
+        ..settings()
+    };
+    let mut world = world(settings, grant);
+    let (first, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    for _ in 0..5 {
+        let (_none, head) = world.connect(&authority).await;
+        assert!(head.contains("too many connections open"), "{head}");
+        assert_eq!(world.record().await.reason, "busy");
+    }
+    drop(first);
+    assert_eq!(world.record().await.reason, "broken");
+    let (_second, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
 /// A connection that is closed at once takes no place and no byte: nothing else would end a loop of them.
 #[tokio::test]
 async fn connections_of_one_tenant_one_after_the_other() {

@@ -1,12 +1,11 @@
 //! An output that is too large for an answer, and so was stored: it is the run's output all the same, and nobody gets it with
 //! a secret of the run in it.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, RunResult};
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -14,13 +13,15 @@ use super::Services;
 use crate::blobs;
 use crate::runs::answer::failure;
 use crate::secrets::{Redactor, Search};
+use crate::slots::{Slot, Slots};
 use crate::telemetry::with_sources;
 
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
 const PIECE_BYTES: usize = 64 * 1024;
 /// One piece at a time, of whichever output: searches that go on at once would have all of these threads, one piece after the
-/// other, and whoever is asked meanwhile would wait behind dozens of them. Who waits comes in turn.
-static TURN: Semaphore = Semaphore::const_new(1);
+/// other, and whoever is asked meanwhile would wait behind dozens of them. Tenants come in turn: large outputs of one, however many,
+/// are not another's wait.
+static TURN: LazyLock<Arc<Slots>> = LazyLock::new(|| Slots::new(1));
 /// How long that may take altogether, a store that hangs included, and turns of others not.
 const WITHIN: Duration = Duration::from_secs(30);
 
@@ -139,7 +140,7 @@ impl Services {
         loop {
             let read = patience.with(reader.read(PIECE_BYTES)).await?;
             let (piece, end) = read.map_err(|error| Unknown::Store(blobs::Error::Store(error)))?;
-            let _turn = patience.turn().await;
+            let _turn = patience.turn(self.caller.tenant()).await;
             if search.push(&piece) || end {
                 return Ok(search.found());
             }
@@ -187,10 +188,10 @@ impl Patience {
         answer.map_err(|_| Unknown::Late)
     }
 
-    /// Waits until no other piece is looked through, for as long as that takes. Nobody closes what is waited for.
-    async fn turn(&mut self) -> Option<SemaphorePermit<'static>> {
+    /// Waits until no other piece is looked through, for as long as that takes.
+    async fn turn(&mut self, tenant: &str) -> Slot {
         let began = Instant::now();
-        let turn = TURN.acquire().await.ok();
+        let turn = TURN.wait(tenant).await;
         self.0 += began.elapsed();
         turn
     }
@@ -228,10 +229,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_piece_is_looked_through_at_a_time_and_none_is_given_up_for_waiting() {
-        let turn = Patience::begin().turn().await;
+        let turn = Patience::begin().turn("a").await;
         let second = tokio::spawn(async {
             let mut patience = Patience::begin();
-            let _turn = patience.turn().await;
+            let _turn = patience.turn("a").await;
             let late = patience.with(std::future::pending::<()>());
             let began = tokio::time::Instant::now();
             assert!(late.await.is_err());
@@ -246,6 +247,24 @@ mod tests {
             waited.abs_diff(WITHIN) < Duration::from_millis(5),
             "{waited:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn many_outputs_of_one_tenant_are_not_anothers_wait() {
+        let held = Patience::begin().turn("flood").await;
+        let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
+        for tenant in ["flood"; 50].into_iter().chain(["b"]) {
+            let order = order.clone();
+            tokio::spawn(async move {
+                let _turn = Patience::begin().turn(tenant).await;
+                order.send(tenant).unwrap();
+            });
+            // In this order.
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        let first = [served.recv().await, served.recv().await];
+        assert!(first.contains(&Some("b")), "{first:?}");
     }
 
     #[test]

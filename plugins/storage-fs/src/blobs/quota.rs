@@ -60,6 +60,8 @@ pub(super) struct Part {
     tenant: Arc<Tenant>,
     dir: TenantDir,
     bytes: u64,
+    /// Whether the blob has an end.
+    expires: bool,
 }
 
 impl std::fmt::Debug for Part {
@@ -88,14 +90,15 @@ impl Quota {
         })
     }
 
-    /// For a new blob.
-    pub(super) fn begin(self: &Arc<Self>, dir: &TenantDir) -> Result<Part> {
+    /// For a new blob. `expires`: whether it has an end, as those of a gateway all have, or none.
+    pub(super) fn begin(self: &Arc<Self>, dir: &TenantDir, expires: bool) -> Result<Part> {
         let tenant = lock(&self.tenants).entry(dir.clone()).or_default().clone();
         let mut part = Part {
             quota: Arc::clone(self),
             tenant,
             dir: dir.clone(),
             bytes: 0,
+            expires,
         };
         part.grow(0)?;
         Ok(part)
@@ -134,11 +137,14 @@ impl Part {
         if self.take(adding) {
             return Ok(());
         }
-        Err(Fault::BlobsOfTenant(format!(
-            "the blobs of this tenant would take more than the {} bytes that they may (tenant_blob_bytes): store less, or \
-             ask the operator for room",
-            self.quota.tenant_bytes
-        )))
+        Err(Fault::BlobsOfTenant {
+            why: format!(
+                "the blobs of this tenant would take more than the {} bytes that they may (tenant_blob_bytes): store less, \
+                 or ask the operator for room",
+                self.quota.tenant_bytes
+            ),
+            expire: self.expires,
+        })
     }
 
     fn take(&mut self, adding: u64) -> bool {

@@ -5,7 +5,7 @@ use std::sync::{Barrier, Mutex};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::Error;
+use skillgate_plugin_sdk::model::{BlobCreate, Error};
 use skillgate_storage_fs::StorageFs;
 
 use crate::support::*;
@@ -30,10 +30,8 @@ fn put(store: &StorageFs, tenant: &str, size: usize) -> Result<String, Error> {
 
 fn assert_full(error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
-    assert!(
-        error.of_tenant && error.retryable && error.retry_after_ms >= 10_000,
-        "{error:?}"
-    );
+    // Nothing of it has an end.
+    assert!(error.of_tenant && !error.retryable, "{error:?}");
     let words = format!("more than the {QUOTA} bytes");
     assert!(
         error.message.contains(&words) && error.message.contains("tenant_blob_bytes"),
@@ -74,6 +72,24 @@ fn what_is_being_written_counts_until_it_is_given_up() {
     assert_full(&put(&store, "acme", 40 * KIB).unwrap_err());
     store.blob_abort(one);
     put(&store, "acme", QUOTA).unwrap();
+}
+
+/// Whoever waits for what stays waits for ever.
+#[test]
+fn who_is_full_of_what_expires_is_told_to_wait() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let ending = BlobCreate {
+        ttl_s: 600,
+        ..blob_of("acme")
+    };
+    store_blob(&store, &ending, &bytes(1, QUOTA)).unwrap();
+    let error = store_blob(&store, &ending, &bytes(1, 1)).unwrap_err();
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    assert!(
+        error.of_tenant && error.retryable && error.retry_after_ms >= 10_000,
+        "{error:?}"
+    );
 }
 
 /// Of small ones there may not be any number: each takes a directory and its record.
