@@ -84,6 +84,14 @@ const BLOB_BYTES: &str = "blob_bytes";
 /// Numbers of one plugin that are shown.
 const NUMBERS_MAX: usize = 64;
 
+/// What a plugin says as `skg_health.metrics_json`, which may be nothing.
+fn numbers(text: &str) -> serde_json::Result<BTreeMap<String, f64>> {
+    match text {
+        "" => Ok(BTreeMap::new()),
+        text => serde_json::from_str(text),
+    }
+}
+
 impl Numbers {
     pub(super) async fn said(
         self,
@@ -99,14 +107,21 @@ impl Numbers {
             Ok(said) => said,
             Err(error) => return State::Failed(error.message),
         };
-        // A plugin that says something else than numbers shows none.
-        let numbers: BTreeMap<String, f64> =
-            serde_json::from_str(&said.metrics_json).unwrap_or_default();
-        question.said = Some(numbers.into_iter().take(NUMBERS_MAX).collect());
+        let numbers = numbers(&said.metrics_json);
+        let is_well = said.state == abi::HEALTH_OK && numbers.is_ok();
+        let mut message = said.message;
+        if let Err(why) = &numbers {
+            // Alarms are built on them, and one that is missing rings none.
+            message = format!(
+                "none of its numbers is shown, as they are no flat object of numbers ({why}): {message}"
+            );
+        }
+        let shown = numbers.unwrap_or_default();
+        question.said = Some(shown.into_iter().take(NUMBERS_MAX).collect());
         match said.state {
-            abi::HEALTH_OK => State::Well(said.message),
-            abi::HEALTH_DEGRADED => State::Impaired(said.message),
-            _ => State::Failed(said.message),
+            abi::HEALTH_OK if is_well => State::Well(message),
+            abi::HEALTH_OK | abi::HEALTH_DEGRADED => State::Impaired(message),
+            _ => State::Failed(message),
         }
     }
 
@@ -201,6 +216,26 @@ mod tests {
         let silent = State::Well("it does not say how it is".into());
         assert_eq!(ask("storage", none).await, silent);
         assert!(!shown(r#"plugin="storage""#));
+
+        // One that says something else with them works, and is to be looked at.
+        let odd = Ok(Health {
+            state: abi::HEALTH_OK,
+            message: "fine".into(),
+            metrics_json: r#"{"free_bytes":7,"since":"today"}"#.into(),
+            ..Health::default()
+        });
+        let said = ask("storage", odd).await;
+        let is_told = |it: &str| it.contains("none of its numbers") && it.ends_with(": fine");
+        assert!(
+            matches!(&said, State::Impaired(it) if is_told(it)),
+            "{said:?}"
+        );
+        assert!(!shown(r#"plugin="storage""#));
+        let without = Ok(Health {
+            state: abi::HEALTH_OK,
+            ..Health::default()
+        });
+        assert_eq!(ask("storage", without).await, State::Well(String::new()));
 
         // Nor one that does not answer, of which the health is not told; until nobody waits for that any more.
         let mut asked = Box::pin(numbers.clone().said("shelf", std::future::pending()));
