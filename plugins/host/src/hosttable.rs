@@ -31,6 +31,7 @@ pub(crate) struct HostContext {
     pub(crate) plugin: String,
     pub(crate) instance: String,
     pub(crate) ops: OpTable,
+    pace: logs::Pace,
 }
 
 /// A host table for one instance, valid for ever.
@@ -39,6 +40,7 @@ pub(crate) fn make(plugin: &str, instance: &str) -> (&'static HostContext, &'sta
         plugin: plugin.to_owned(),
         instance: instance.to_owned(),
         ops: OpTable::default(),
+        pace: logs::Pace::default(),
     }));
     let table = Box::leak(Box::new(abi::Host {
         struct_size: wire::size_of_u32::<abi::Host>(),
@@ -284,6 +286,7 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
             fields: &fields,
             // SAFETY: as above.
             message: &unsafe { wire::shown(record.message, SHOWN_BYTES) },
+            pace: &context.pace,
         });
         Ok(abi::OK)
     });

@@ -1,10 +1,15 @@
 //! A plugin's log records as events of the gateway.
 
+mod pace;
+
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use skillgate_plugin_abi as abi;
 
 use crate::visible::{is_deceptive, on_one_line};
+use pace::Fate;
+pub(crate) use pace::Pace;
 
 /// The target of every record that comes from a plugin: the metadata of an event is static. The plugin's own target is the
 /// field `plugin_target`; in a record as JSON, `target` is this one.
@@ -111,13 +116,29 @@ pub(crate) struct Record<'a> {
     pub(crate) run_id: &'a str,
     pub(crate) fields: &'a str,
     pub(crate) message: &'a str,
+    /// The instance's.
+    pub(crate) pace: &'a Pace,
 }
 
 pub(crate) fn write(r: &Record<'_>) {
     if let Some(elsewhere) = ELSEWHERE.get() {
         return (elsewhere.write)(r);
     }
-    // Here, where it is written: a process of its own sends what it likes. The fields are texts, which the log quotes.
+    // Here, where it is written: a process of its own sends what it likes, and as much. The fields are texts, which the log quotes.
+    let bytes = r.message.len() + r.fields.len();
+    match r.pace.fate(bytes, Instant::now()) {
+        Fate::Kept => {}
+        Fate::Dropped(None) => return,
+        Fate::Dropped(Some(records)) => {
+            tracing::warn!(
+                plugin = r.plugin,
+                instance = r.instance,
+                records,
+                "a plugin logs more than it may: so many of its records are not kept"
+            );
+            return;
+        }
+    }
     at_level!(
         r.level,
         event,

@@ -89,6 +89,25 @@ async fn written(isolation: Isolation, function: &str, json: bool) -> String {
     std::fs::read_to_string(dir.path().join("log")).unwrap()
 }
 
+/// The disk that the log is on is everybody's.
+#[tokio::test]
+async fn a_plugin_that_logs_on_and_on_leaves_room_and_that_is_said() {
+    for isolation in WAYS {
+        let log = written(isolation, "log on and on", false).await;
+        let bytes = log.len() / 1024;
+        assert!(
+            (3 * 1024..6 * 1024).contains(&bytes),
+            "{isolation:?}: {bytes} KiB"
+        );
+        let said = log.lines().find(|it| it.contains("logs more than it may"));
+        let said = said.expect("it is said");
+        assert!(
+            said.contains("WARN") && said.contains(r#"plugin="org.skillgate.probe""#),
+            "{said}"
+        );
+    }
+}
+
 const WAYS: [Isolation; 2] = [Isolation::Gateway, Isolation::Process];
 
 /// Also where the format has members of its own beside the fields.

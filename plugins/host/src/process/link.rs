@@ -380,9 +380,11 @@ impl Link {
                     pending.started = true;
                 }
             }
-            Kind::Log => services::log(&self.plugin, shared.instance(), &mut frame, |run_id| {
-                self.has_run(run_id)
-            })?,
+            Kind::Log => {
+                let (instance, pace) = (shared.instance(), &shared.log_pace);
+                let is_run = |run_id: &str| self.has_run(run_id);
+                services::log(&self.plugin, instance, pace, &mut frame, is_run)?;
+            }
             Kind::Output => services::output(self, &mut frame)?,
             Kind::Service => services::service(self, frame, &shared.runtime)?,
             Kind::Destroyed => return Ok(Some(End::Asked)),

@@ -19,6 +19,7 @@ use crate::blobs::Which;
 use crate::counts::CallCounts;
 use crate::instance::Table;
 use crate::lane::on_a_thread;
+use crate::logs;
 use crate::sandbox::RunContext;
 use crate::wire::{In, Read, Wire};
 
@@ -46,6 +47,8 @@ pub(crate) struct Shared {
     caps: Vec<u8>,
     state: RwLock<State>,
     counts: CallCounts,
+    /// Of all its lives.
+    pub(super) log_pace: logs::Pace,
     stop: watch::Sender<bool>,
     destroyed: watch::Sender<bool>,
     pub(super) runtime: tokio::runtime::Handle,
@@ -94,6 +97,7 @@ impl Remote {
             caps: caps.clone(),
             state: RwLock::new(State::Up(Arc::clone(&link))),
             counts: CallCounts::default(),
+            log_pace: logs::Pace::default(),
             stop: watch::Sender::new(false),
             destroyed: watch::Sender::new(false),
             runtime: tokio::runtime::Handle::current(),

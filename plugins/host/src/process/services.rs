@@ -64,6 +64,7 @@ impl Service {
 pub(super) fn log(
     plugin: &str,
     instance: &str,
+    pace: &logs::Pace,
     frame: &mut Frame,
     is_run: impl FnOnce(&str) -> bool,
 ) -> Read<()> {
@@ -94,6 +95,7 @@ pub(super) fn log(
         run_id,
         fields: &fields,
         message: &message,
+        pace,
     });
     Ok(())
 }

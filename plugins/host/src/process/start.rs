@@ -338,6 +338,7 @@ impl Fresh {
             request.put(out);
         });
         self.send(&create.map_err(|error| error.to_string())?)?;
+        let pace = logs::Pace::default();
         loop {
             let mut frame = self.next()?;
             match frame.kind {
@@ -348,7 +349,7 @@ impl Fresh {
                 }
                 FrameKind::Log => {
                     let plugin = self.info.id.clone();
-                    services::log(&plugin, &request.instance_id, &mut frame, |_| false)
+                    services::log(&plugin, &request.instance_id, &pace, &mut frame, |_| false)
                         .map_err(|Malformed(why)| why)?;
                 }
                 kind => return Err(format!("it sent {kind:?} before it had an instance")),

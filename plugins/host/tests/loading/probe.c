@@ -344,6 +344,22 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
     } else if (eq(r->function, "log lines")) {
         skg_kv kv[2] = { { SKG_LIT("n"), SKG_LIT("42") }, { SKG_LIT("a b"), SKG_LIT("1 c=\"2\"\n") } };
         say(s, op, skg_str_of("a\nb\x1b[2J", 7), kv, 2);
+    } else if (eq(r->function, "log on and on")) {
+        /* 255 records of 64 KiB, and the end of the run with the last. */
+        static char much[65536];
+        memset(much, 'x', sizeof much);
+        for (int i = 0; i < 255; i++) {
+            skg_log_record record;
+            memset(&record, 0, sizeof record);
+            record.struct_size = sizeof record;
+            record.level = SKG_LOG_INFO;
+            record.op = op;
+            record.target = skg_str_of("probe::run", 10);
+            record.message = skg_str_of(much, sizeof much);
+            record.fields = skg_list_of(NULL, 0, sizeof(skg_kv));
+            h->log(h->ctx, &record);
+        }
+        say(s, op, skg_str_of("the last", 8), NULL, 0);
     } else if (eq(r->function, "log") || eq(r->function, "log much")) {
         /* The second of 65 fields, of which 64 are counted. */
         skg_kv kv[65];

@@ -292,7 +292,8 @@ mod tests {
                     None => assert_ne!(incoming.receive(&theirs, 0).unwrap(), 0),
                 }
             };
-            services::log("taken", "instance", &mut frame, |_| false)
+            let pace = crate::logs::Pace::default();
+            services::log("taken", "instance", &pace, &mut frame, |_| false)
         });
         let (_, host) = crate::hosttable::make("plugin", "instance");
         // SAFETY: the host's own context, and a record whose texts are here.

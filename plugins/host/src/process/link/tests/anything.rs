@@ -112,7 +112,12 @@ fn said(random: &mut SmallRng, calls: u64) -> Frame {
 fn heard(link: &Arc<Link>, mut frame: Frame) -> Read<()> {
     match frame.kind {
         Kind::Answer | Kind::Failed | Kind::Unheard => link.answer(frame),
-        Kind::Log => services::log("plugin", "instance", &mut frame, |run| link.has_run(run)),
+        Kind::Log => {
+            let pace = crate::logs::Pace::default();
+            services::log("plugin", "instance", &pace, &mut frame, |run| {
+                link.has_run(run)
+            })
+        }
         Kind::Output => services::output(link, &mut frame),
         _ => services::service(link, frame, &tokio::runtime::Handle::current()),
     }
