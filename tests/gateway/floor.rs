@@ -135,7 +135,7 @@ fn a_tenant_that_has_used_up_its_part_is_told_so_and_others_are_served() {
     let key = DevelopmentKey::generate("ES256").unwrap();
     let (house, sections) = house_of(&key, &["north", "south"]);
     house.configure(Settings {
-        store: ", tenant_blob_bytes = 65536, tenant_skill_bytes = 98304",
+        store: ", tenant_blob_bytes = 81920, tenant_skill_bytes = 98304",
         blobs: "ttl_s = 600",
         extra: &sections,
         ..Settings::default()

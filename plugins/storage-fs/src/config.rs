@@ -36,7 +36,7 @@ pub(crate) const CONFIG_SCHEMA: &str = r#"{
     },
     "tenant_blob_bytes": {
       "type": "integer", "minimum": 0, "default": 0,
-      "description": "what the blobs of one tenant may take together, each of them counted with 4096 at least: one that would take more is refused; 0: any amount"
+      "description": "what the blobs of one tenant may take together, each of them counted with 12288 beside its content, for what it takes on the disk, and above 1 MiB with some more: one that would take more is refused; 0: any amount"
     },
     "tenant_skill_bytes": {
       "type": "integer", "minimum": 0, "default": 0,

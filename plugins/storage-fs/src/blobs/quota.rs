@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
-use super::DATA_FILE;
+use super::{CHUNK_BYTES, DATA_FILE, DIGEST_BYTES};
 use crate::beneath;
 use crate::clock::Clock;
 use crate::fault::{Fault, Result};
@@ -18,8 +18,9 @@ use crate::floor::BLOCK_BYTES;
 use crate::ground::Ground;
 use crate::names::TenantDir;
 
-/// A blob counts for at least so much: a directory and its record take room and inodes too.
-const BLOB_BYTES_MIN: u64 = BLOCK_BYTES;
+/// Beside its content: the end of its last block, its directory and its record. They take room and inodes too, and a tenant that
+/// stores very many small ones would have all of these without it.
+const BESIDE_BYTES: u64 = 3 * BLOCK_BYTES;
 /// As long as nothing has been removed by this store, a tenant is counted again after so long: somebody else may have.
 const COUNT_EVERY_MS: u64 = 60_000;
 
@@ -129,7 +130,7 @@ impl Quota {
 impl Part {
     /// The blob is going to have so many bytes.
     pub(super) fn grow(&mut self, size_bytes: u64) -> Result<()> {
-        let adding = size_bytes.max(BLOB_BYTES_MIN).saturating_sub(self.bytes);
+        let adding = takes(size_bytes).saturating_sub(self.bytes);
         if adding == 0 || self.take(adding) {
             return Ok(());
         }
@@ -185,6 +186,15 @@ impl Drop for Part {
     }
 }
 
+/// What a blob of that size counts for: at least what the disk gives for it, where blocks have [`BLOCK_BYTES`].
+fn takes(size_bytes: u64) -> u64 {
+    let chunks = match size_bytes.div_ceil(CHUNK_BYTES as u64) {
+        0 | 1 => 0,
+        several => BLOCK_BYTES + several * DIGEST_BYTES as u64,
+    };
+    size_bytes.saturating_add(BESIDE_BYTES + chunks)
+}
+
 /// Bytes of the blobs that a tenant has.
 fn bytes_of(ground: &Ground, dir: &TenantDir) -> Result<u64> {
     let all = format!("tenants/{}/blobs", dir.as_str());
@@ -195,8 +205,8 @@ fn bytes_of(ground: &Ground, dir: &TenantDir) -> Result<u64> {
             let data = format!("{path}/{blob}/{DATA_FILE}");
             match statat(ground.root(), &data, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => {
-                    let takes = u64::try_from(stat.st_size).unwrap_or(0).max(BLOB_BYTES_MIN);
-                    bytes = bytes.saturating_add(takes);
+                    let size = u64::try_from(stat.st_size).unwrap_or(0);
+                    bytes = bytes.saturating_add(takes(size));
                 }
                 // It has gone meanwhile.
                 Err(Errno::NOENT) => {}

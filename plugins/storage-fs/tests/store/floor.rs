@@ -196,7 +196,7 @@ fn a_file_system_that_has_become_read_only_is_told() {
 }
 
 /// Bytes of all blocks below a directory, on a file system where a directory has one at least.
-fn blocks(dir: &Path) -> u64 {
+pub(crate) fn blocks(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
         Ok(meta) if meta.is_dir() => BLOCK + blocks(&entry.path()),

@@ -8,12 +8,17 @@ use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, Error};
 use skillgate_storage_fs::StorageFs;
 
+use crate::floor::blocks;
 use crate::support::*;
 
 const KIB: usize = 1024;
-const QUOTA: usize = 64 * KIB;
-/// A blob counts for so much at least.
-const LEAST: usize = 4 * KIB;
+/// A blob counts for so much beside its content.
+const BESIDE: usize = 12 * KIB;
+/// For two that have so much together.
+const CONTENT: usize = 64 * KIB;
+const QUOTA: usize = CONTENT + 2 * BESIDE;
+/// As a file or a directory of a skill.
+const BLOCK: usize = 4 * KIB;
 
 fn store(bench: &Bench) -> StorageFs {
     let root = bench.root();
@@ -49,7 +54,7 @@ fn a_tenant_has_its_part_and_takes_nothing_from_others() {
         assert_eq!(bench.in_tmp(), 0, "nothing of it is left");
         put(&store, "acme", 24 * KIB).unwrap();
         assert_full(&store.blob_create(&blob_of("acme")).unwrap_err());
-        put(&store, "other", QUOTA).unwrap();
+        put(&store, "other", QUOTA - BESIDE).unwrap();
         first
     };
     // In another life: by what is there.
@@ -71,7 +76,7 @@ fn what_is_being_written_counts_until_it_is_given_up() {
     store.blob_abort(other);
     assert_full(&put(&store, "acme", 40 * KIB).unwrap_err());
     store.blob_abort(one);
-    put(&store, "acme", QUOTA).unwrap();
+    put(&store, "acme", QUOTA - BESIDE).unwrap();
 }
 
 /// Whoever waits for what stays waits for ever.
@@ -83,7 +88,7 @@ fn who_is_full_of_what_expires_is_told_to_wait() {
         ttl_s: 600,
         ..blob_of("acme")
     };
-    store_blob(&store, &ending, &bytes(1, QUOTA)).unwrap();
+    store_blob(&store, &ending, &bytes(1, QUOTA - BESIDE)).unwrap();
     let error = store_blob(&store, &ending, &bytes(1, 1)).unwrap_err();
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
     assert!(
@@ -97,10 +102,30 @@ fn who_is_full_of_what_expires_is_told_to_wait() {
 fn a_blob_of_nothing_counts_too() {
     let bench = Bench::new();
     let store = store(&bench);
-    for _ in 0..QUOTA / LEAST {
+    for _ in 0..QUOTA / BESIDE {
         put(&store, "acme", 0).unwrap();
     }
     assert_full(&put(&store, "acme", 0).unwrap_err());
+}
+
+/// Whoever gives each tenant its part of a disk gives away no more than that.
+#[test]
+fn what_a_blob_counts_for_is_at_least_what_it_takes() {
+    const MIB: usize = 1024 * KIB;
+    for size in [0, 1, 4096, 4097, MIB, MIB + 1, 3 * MIB + 1] {
+        let bench = Bench::new();
+        let root = bench.root();
+        let quota = |bytes: u64| {
+            let config =
+                format!(r#"{{"root": {root:?}, "fsync": false, "tenant_blob_bytes": {bytes}}}"#);
+            bench.create(&config).unwrap()
+        };
+        let id = put(&quota(1 << 40), "acme", size).unwrap();
+        let on_disk = BLOCK as u64 + blocks(&bench.blob_dir("acme", &id));
+        // Where the disk would not have room for two, there are no two.
+        let refused = put(&quota(2 * on_disk - 1), "acme", size).unwrap_err();
+        assert!(refused.of_tenant, "{size}: {on_disk} bytes each");
+    }
 }
 
 /// Nobody tells the store: when a minute has passed it looks.
@@ -108,7 +133,7 @@ fn a_blob_of_nothing_counts_too() {
 fn what_somebody_else_removes_makes_room() {
     let bench = Bench::new();
     let store = store(&bench);
-    let id = put(&store, "acme", QUOTA).unwrap();
+    let id = put(&store, "acme", QUOTA - BESIDE).unwrap();
     std::fs::remove_dir_all(bench.blob_dir("acme", &id)).unwrap();
     assert_full(&put(&store, "acme", 1).unwrap_err());
     bench.pass_ms(60_000);
@@ -119,7 +144,7 @@ fn what_somebody_else_removes_makes_room() {
 #[test]
 fn those_who_come_at_once_share_it() {
     const EACH: usize = 8 * KIB;
-    const FIT: usize = QUOTA / EACH;
+    const FIT: usize = QUOTA / (EACH + BESIDE);
     const ROUNDS: usize = 20;
     let bench = Bench::new();
     let store = store(&bench);
@@ -268,7 +293,7 @@ fn the_same_skill_at_once_takes_its_part_once() {
         format!(r#"{{"root": {root:?}, "fsync": false, "tenant_skill_bytes": {quota}}}"#)
     };
     let once = (1..)
-        .map(|blocks| blocks * LEAST)
+        .map(|blocks| blocks * BLOCK)
         .find(|quota| {
             let store = bench.create(&config(*quota)).unwrap();
             publish(&store, "once", 1, 1).is_ok()
