@@ -44,13 +44,9 @@ pub(super) fn plugin(which: &'static str, when_full: &'static str, error: &Error
         }
         // As often as it tries, too: others are served.
         abi::E_UNAVAILABLE if error.of_tenant => {
-            tracing::debug!(
-                which,
-                reason = error.message,
-                "a tenant has its share of calls"
-            );
+            tracing::debug!(which, reason = error.message, "a tenant has its share");
             let message = format!(
-                "as many calls of your tenant wait for the {which} as may at once: wait until some have been answered"
+                "your tenant has as much under way in the {which} as it may have at once: wait until some of that has ended"
             );
             let wait = error
                 .retry_after_ms

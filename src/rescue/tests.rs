@@ -63,7 +63,11 @@ fn a_tenant_that_has_its_share_is_told_that_it_is_its_own() {
     let (log, _here) = crate::telemetry::logged::Log::begin();
     let share = Error::new(abi::E_UNAVAILABLE, "48 calls of this tenant").of_tenant();
     let told = ErrorObject::from(blobs::Error::Store(share.retryable(1000)));
-    assert!(told.message.contains("of your tenant"), "{}", told.message);
+    assert!(
+        told.message.contains("your tenant has as much under way"),
+        "{}",
+        told.message
+    );
     assert_eq!(told.data["retry_after_ms"], 1000);
     // What expires makes room, and what does not is not waited for.
     for expires in [true, false] {

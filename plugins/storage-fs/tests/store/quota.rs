@@ -151,17 +151,19 @@ fn those_who_come_at_once_share_it() {
     for round in 0..ROUNDS {
         let kept = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
+            // Two tenants, each of which has room for half of them.
+            for other in ["north", "south"].repeat(4) {
+                let (store, kept) = (&store, &kept);
+                scope.spawn(move || {
                     for _ in 0..3 {
-                        match put(&store, "acme", EACH) {
+                        match put(store, "acme", EACH) {
                             Ok(id) => kept.lock().unwrap().push(id),
                             Err(error) => assert_full(&error),
                         }
                     }
                     // Has whoever is refused next count.
-                    let gone = put(&store, "other", 1).unwrap();
-                    store.blob_delete("other", &gone).unwrap();
+                    let gone = put(store, other, 1).unwrap();
+                    store.blob_delete(other, &gone).unwrap();
                 });
             }
         });
