@@ -16,6 +16,8 @@ use crate::secrets::{Redactor, Search};
 use crate::slots::{Slot, Slots};
 use crate::telemetry::with_sources;
 
+/// Bytes that are read at a time: as many as a store verifies at once, which one that is asked for less may have to do again.
+const READ_BYTES: usize = 1 << 20;
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
 const PIECE_BYTES: usize = 64 * 1024;
 /// One piece at a time, of whichever output: searches that go on at once would have all of these threads, one piece after the
@@ -138,10 +140,15 @@ impl Services {
         let opened = self.blobs.open(self.caller.tenant(), id, 0, 0);
         let mut reader = patience.with(opened).await?.map_err(Unknown::Store)?;
         loop {
-            let read = patience.with(reader.read(PIECE_BYTES)).await?;
-            let (piece, end) = read.map_err(|error| Unknown::Store(blobs::Error::Store(error)))?;
-            let _turn = patience.turn(self.caller.tenant()).await;
-            if search.push(&piece) || end {
+            let read = patience.with(reader.read(READ_BYTES)).await?;
+            let (some, end) = read.map_err(|error| Unknown::Store(blobs::Error::Store(error)))?;
+            for piece in some.chunks(PIECE_BYTES) {
+                let _turn = patience.turn(self.caller.tenant()).await;
+                if search.push(piece) {
+                    return Ok(true);
+                }
+            }
+            if end {
                 return Ok(search.found());
             }
         }
