@@ -288,7 +288,7 @@ fn a_full_queue_refuses_at_once() {
     );
     assert!(took < Duration::from_secs(1), "refused after {took:?}");
     // There is room again, and who waited has it.
-    running.map(Client::hang_up);
+    running.into_iter().for_each(Client::hang_up);
     let answer = waits.answer().unwrap().json().unwrap();
     assert_eq!(answer["result"]["output"], "done", "{answer}");
     // The policy allowed all four, so the log says which of them was none.
