@@ -24,7 +24,7 @@ use tracing::Instrument;
 use crate::json::cut;
 use crate::rpc::code::Code;
 use crate::rpc::{ErrorObject, NoSpace};
-use crate::server::{Body, Broken, Ends, full};
+use crate::server::{Body, Broken, Ends, full, peer_ip};
 use crate::telemetry::trace::Trace;
 use crate::telemetry::with_sources;
 use crate::{blobs, catalog, methods, runs};
@@ -302,6 +302,7 @@ where
         let span = tracing::info_span!(
             "request",
             id = request_id.as_str(),
+            peer = %peer_ip(&request),
             trace_id = trace.trace_id(),
             span_id = trace.span_id(),
             method = %cut(request.method().as_str(), LOGGED_METHOD_CHARS_MAX),

@@ -205,7 +205,7 @@ pub async fn serve(
         let ours = Connection::new(stream);
         let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
         let due = Due::default();
-        let stream = Malformed::new(stream, due.clone(), metrics.clone());
+        let stream = Malformed::new(stream, due.clone(), peer, metrics.clone());
         let (last, was_due) = (ours.clone(), due.clone());
         let (stack, metrics) = (stack.clone(), metrics.clone());
         let mut drains = drain.enter();

@@ -88,6 +88,24 @@ fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
     assert!(!answer.data.contains_key("retry_after_ms"));
 }
 
+/// Tokens are tried from somewhere, and it is the operator who stops that.
+#[tokio::test]
+async fn what_is_said_of_a_request_has_its_peer() {
+    let refuses = service_fn(async |_: Named| {
+        let refusal = Refusal::new(StatusCode::UNAUTHORIZED, "unauthenticated", "no");
+        Err::<Response<Body>, _>(refusal)
+    });
+    let (log, _here) = crate::telemetry::logged::Log::begin();
+    let mut request = Request::new(full(""));
+    let peer = crate::server::Peer(([192, 0, 2, 7], 4711).into());
+    request.extensions_mut().insert(peer);
+    let answer = RescueLayer.layer(refuses).oneshot(request).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+    let log = log.taken();
+    let refused = log.lines().find(|line| line.contains("request refused"));
+    assert!(refused.unwrap().contains("peer=192.0.2.7"), "{log}");
+}
+
 /// A model may take it for a tool.
 #[test]
 fn who_calls_a_skill_by_its_name_is_told_how() {

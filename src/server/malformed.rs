@@ -2,6 +2,7 @@
 //! change: a bare status. It is whatever hyper writes while nobody has been asked for an answer.
 
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -218,16 +219,18 @@ impl Drop for Asked {
 pub(super) struct Malformed<S> {
     stream: S,
     due: Due,
+    peer: SocketAddr,
     metrics: Metrics,
     /// What is left of ours: hyper ends the connection with its own.
     ours: Option<Bytes>,
 }
 
 impl<S: AsyncWrite + Unpin> Malformed<S> {
-    pub(super) fn new(stream: S, due: Due, metrics: Metrics) -> Self {
+    pub(super) fn new(stream: S, due: Due, peer: SocketAddr, metrics: Metrics) -> Self {
         Malformed {
             stream,
             due,
+            peer,
             metrics,
             ours: None,
         }
@@ -238,6 +241,7 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
         if self.ours.is_none() && self.due.is_nothing() {
             let (request_id, refusal) = (RequestId::new(), refusal(own));
             tracing::info!(
+                peer = %self.peer,
                 id = request_id.as_str(),
                 reason = refusal.message,
                 "what came is no request"

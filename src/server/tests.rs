@@ -106,6 +106,7 @@ async fn connections_without_a_place_are_said_now_and_then() {
 /// Also one that comes after others, and while their answers have not been read.
 #[tokio::test]
 async fn what_is_no_request_is_refused_as_all_else() {
+    let (log, _here) = crate::telemetry::logged::Log::begin();
     let metrics = Metrics::default();
     let (address, stop) = counted(constant("hello"), PATIENT, metrics.clone()).await;
     let header = format!("X-Big: {}\r\n", "x".repeat(200_000));
@@ -121,6 +122,7 @@ async fn what_is_no_request_is_refused_as_all_else() {
     ] {
         for before in [0, 1, 100] {
             let mut client = TcpStream::connect(address).await.unwrap();
+            let peer = format!("peer={} ", client.local_addr().unwrap());
             let good = "GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(before);
             client.write_all((good + &what).as_bytes()).await.unwrap();
             let mut text = String::new();
@@ -137,6 +139,10 @@ async fn what_is_no_request_is_refused_as_all_else() {
             let id = error["error"]["data"]["request_id"].as_str().unwrap();
             assert!(head.contains(&format!("x-request-id: {id}")), "{head}");
             assert!(head.contains(&format!("content-length: {}", body.len())));
+            // Whoever looks for who it was has the address, and the id of the answer.
+            let log = log.taken();
+            let is_it = |line: &str| line.contains(&peer) && line.contains(id);
+            assert!(log.lines().any(is_it), "{peer}: {log}");
         }
     }
     assert_eq!((counts(&metrics, "431"), counts(&metrics, "400")), (9, 6));

@@ -50,7 +50,12 @@ async fn most_of(requests: Vec<u8>, count: usize, reads_bodies: bool) -> usize {
     let most = Arc::new(AtomicUsize::new(0));
     let due = Due::default();
     let stream = Asks(server, most.clone());
-    let stream = Malformed::new(stream, due.clone(), Metrics::default());
+    let stream = Malformed::new(
+        stream,
+        due.clone(),
+        ([192, 0, 2, 1], 7).into(),
+        Metrics::default(),
+    );
     let service = service_fn(move |request: Request<Incoming>| {
         let answering = due.answer();
         async move {
