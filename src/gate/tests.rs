@@ -5,6 +5,7 @@ mod attacks;
 mod dialling;
 mod hellos;
 mod limits;
+mod listeners;
 mod metered;
 mod plain;
 mod tunnels;
